@@ -179,6 +179,8 @@ class Server:
         config, core, http = self._config, self.core, self.parts.endpoint.http_address
         if config.checkpoint_dir is None:
             self._logger.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
+        if core.rule.caution:
+            self._logger.warning(core.rule.caution)
         lane, exposed = config.lane_address, config.metrics_listen
         for what, how_to_close in what_is_open(config.listen, lane, exposed, config.tokens, config.tls):
             self._logger.warning(f"OPEN: {what}", close=how_to_close)

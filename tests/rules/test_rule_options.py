@@ -172,3 +172,16 @@ def test_what_is_no_rule_is_refused_in_one_line_that_says_why(name: str, options
     with pytest.raises(ValueError, match=re.escape(said)) as refused:
         make_core(Hyperparameters(rule=name, rule_options=options))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "pi_max", "warned"),
+    [(0.9, 5.0, False), (0.99, 5.0, True), (0.99, 50.0, False), (0.95, 5.0, True), (0.0, 1.0, False), (0.9, 1.0, True)],
+)
+def test_a_pi_max_that_cuts_most_of_the_momentum_is_said(momentum: float, pi_max: float, warned: bool) -> None:
+    assert ("pi_max" in make_rule("gem", momentum=momentum, pi_max=pi_max).caution) == warned
+
+
+def test_other_rules_and_proxies_have_nothing_to_say_about_it() -> None:
+    rules = [make_rule(name) for name in RULES] + [make_rule("gem", "proxy=adam", momentum=0.99)]
+    assert {rule.caution for rule in (*rules, make_rule("gem", optimizer="adamw"))} == {""}

@@ -171,6 +171,11 @@ class UpdateRule(ABC):
         """The largest |g|, or |element| of a delta, that is accepted."""
         return largest(self.learning_rate if self.kind == "gradient" else 1.0)
 
+    @property
+    def caution(self) -> str:
+        """What settings that are valid, but probably not meant, will do; empty if there is nothing to say."""
+        return ""
+
     def require_fitting(self, layout: Layout) -> None:
         """Raises ValueError if the rule can't train this layout. By default a rule that takes gradients has one learning rate;
         in a run with deltas, workers apply those of the tensors."""

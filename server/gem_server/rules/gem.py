@@ -146,6 +146,16 @@ class Gem(GradientRule):
         self._proxy.matched(displacement, eta, rule_input)
         return facts
 
+    @property
+    def caution(self) -> str:
+        length = 1 / (1 - self.momentum)
+        if not isinstance(self._proxy, Momentum) or 2.1 * self.pi_max > length:
+            return ""
+        return (
+            f"a momentum of {self.momentum:g} is up to {length:.0f} steps long, and pi_max={self.pi_max:g} cuts it: a few "
+            f"workers will be slow; set pi_max to {length / 2:.0f} or more, or a smaller momentum"
+        )
+
     def require_fitting(self, layout: Layout) -> None:
         if not self.reads_once:
             require_uniform(layout, f"the proxy {self.proxy}")
