@@ -49,6 +49,9 @@ class GemCallback:
     Args:
         session: A session that has not joined yet.
         on: Who makes the steps of the optimizer: "worker" or "server" (see `Optimizer`).
+        loss: The name of a metric that the module logs in its validation. After each validation the callback reports it to
+            the server, for the live page and the report; give it to one worker. None: nothing is reported.
+        accuracy: The name of another metric, from 0 to 1, to report with it.
 
     Raises:
         InvalidRequest: In `fit`, if the trainer has a setting that can't work: several processes, several optimizers, a
@@ -59,8 +62,9 @@ class GemCallback:
     def __new__(cls, *args: Any, **kwargs: Any) -> GemCallback:
         return super().__new__(_callback(cls))  # type: ignore[arg-type]
 
-    def __init__(self, session: Session, *, on: On = "worker") -> None:
+    def __init__(self, session: Session, *, on: On = "worker", loss: str | None = None, accuracy: str | None = None) -> None:
         self._session = session
+        self._loss, self._accuracy = loss, accuracy
         self._on: On = on
         self._loader: _Loader | None = None
         self._optimizer: Optimizer
@@ -160,6 +164,17 @@ class GemCallback:
         self._stepping = False
         if trainer.is_last_batch:
             self._end_pass(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Reports the validation to the server."""
+        if self._loss is None or trainer.sanity_checking:
+            return
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        if missing := [name for name in (self._loss, self._accuracy) if name is not None and name not in metrics]:
+            raise InvalidRequest(
+                f"the module logs no {missing[0]!r} in its validation: it logs {', '.join(metrics) or 'nothing'}"
+            )
+        self._session.report_evaluation(metrics[self._loss], None if self._accuracy is None else metrics[self._accuracy])
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Looks for more batches, also if the epoch had none, or ended without its last one."""

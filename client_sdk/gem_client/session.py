@@ -19,6 +19,7 @@ from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.allocator import tune_allocator
 from gem_api.schedule import rate
 from gem_api.update_kind import UpdateKind, kind_of
+from gem_api.v1 import training_pb2 as pb
 
 from gem_client.answer import Answer, Base
 from gem_client.arguments import require_figures
@@ -230,6 +231,25 @@ class Session:
         self._member.require_usable()
         with self._lock:
             return self._member.read()
+
+    @plain_errors
+    def report_evaluation(self, loss: float, accuracy: float | None = None) -> None:
+        """Reports how good the θ that `version` names is on held-out data: for the live page, the metrics and `gem-ctl report`.
+        A θ from `read` is not meant.
+
+        Args:
+            loss: The loss.
+            accuracy: The fraction of correct predictions, 0 to 1, if there is one.
+
+        Raises:
+            InvalidRequest: The accuracy is not from 0 to 1.
+            TransportError: The server was unreachable for as long as `retry` allows.
+        """
+        self._caller.require_open()
+        report = pb.ReportEvaluationRequest(version=self.version, loss=loss, accuracy=accuracy)
+        lead = self._member.links.lead
+        with self._lock:
+            lead.call(lambda: lead.connection.report_evaluation(report))
 
     def take_theta(self) -> Vector:
         """Pulls under the lease even if `pull` only reads: for `Optimizer`."""

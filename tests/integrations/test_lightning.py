@@ -176,6 +176,24 @@ def test_the_last_validation_and_the_last_checkpoint_are_of_the_final_theta(tmp_
         assert fitted.callback_metrics["validation_loss"].item() == pytest.approx(data.loss(module.network), rel=1e-5)
 
 
+def test_each_validation_is_reported_to_the_server() -> None:
+    data = Sums()
+    with serving(config(RUN)) as live, worker(live, loss="validation_loss") as (_, gem):
+        module = Module(adamw)
+        trainer(gem).fit(module, gem.loader(data), DataLoader(Sums(), batch_size=SAMPLES))
+        evaluation = live.on_loop(lambda: live.server.parts.progress.evaluation)
+        assert evaluation.version == version(live)
+        assert evaluation.loss == pytest.approx(data.loss(module.network), rel=1e-5)
+
+
+def test_a_metric_that_the_module_does_not_log_is_named() -> None:
+    with (
+        serving(config(RUN)) as live, worker(live, loss="val") as (_, gem),
+        pytest.raises(InvalidRequest, match="logs no 'val' in its validation: it logs validation_loss"),
+    ):  # fmt: skip
+        trainer(gem).fit(Module(adamw), gem.loader(Sums()), DataLoader(Sums(), batch_size=SAMPLES))
+
+
 def test_a_worker_that_stops_early_gives_its_shards_back() -> None:
     with serving(config(RUN)) as live, worker(live) as (_, gem):
         trainer(gem, max_steps=5).fit(Module(adamw), gem.loader(Sums()))

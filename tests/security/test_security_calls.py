@@ -42,6 +42,7 @@ UNKNOWN = ("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)
 # What each role may call, in the words of docs/security.md.
 TRAINS = {
     "RegisterWorker", "InitializeCentral", "OpenLane", "Commit", "RenewLease", "LeaveCluster", "LeaseShard", "CompleteShard",
+    "ReportEvaluation",
 }  # fmt: skip
 MAY = {
     ANY: TRAINS | {"Pull", "GetStatus"},

@@ -81,6 +81,9 @@ class Connection:
         response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
         return response
 
+    def report_evaluation(self, report: pb.ReportEvaluationRequest) -> None:
+        self._stub.ReportEvaluation(report, timeout=self._timeout)
+
     def complete_shard(self, lease_id: str, shard_id: int) -> bool:
         request = pb.CompleteShardRequest(lease_id=lease_id, shard_id=shard_id)
         response: pb.CompleteShardResponse = self._stub.CompleteShard(request, timeout=self._timeout)

@@ -34,7 +34,7 @@ MAY_CALL = {
     "LeaveCluster": _TRAINS,
     "LeaseShard": _TRAINS,
     "CompleteShard": _TRAINS,
-    "ReportEvaluation": _EVALUATES,
+    "ReportEvaluation": _TRAINS | _EVALUATES,
     "Pull": _TRAINS | _EVALUATES,
     "GetStatus": _TRAINS | _EVALUATES,
 }
