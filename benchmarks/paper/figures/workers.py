@@ -104,9 +104,8 @@ def kappas(measured: list[Measured], scale: Scale) -> Drawing:
         label = count(n)
         drawing.points(left, "final loss", label, kappa, [final_loss(each.results) for each in mine], colour)
         drawing.points(right, "median π", label, kappa, [mean_pi(each.results) for each in mine], colour)
-    left.set(
-        title="final training loss", xlabel="κ", ylabel="mean of the last tenth of the run", xticks=scale.kappas, ylim=(0, 2.6)
-    )
+    left.set(title="final training loss", xlabel="κ", ylabel="mean of the last tenth of the run", xticks=scale.kappas)
+    left.set_ylim(bottom=0)
     right.set(title="median π, mean over the run", xlabel="κ", xticks=scale.kappas, yscale="log")
     for axes in (left, right):
         legend(axes)
