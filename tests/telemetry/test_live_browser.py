@@ -111,6 +111,20 @@ def test_an_empty_run_says_what_it_waits_for(browser: Browser) -> None:
         assert (browser.errors, scrolls_sideways(browser)) == ([], False)
 
 
+def test_a_complete_run_keeps_the_last_rows_of_its_workers(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
+        ann = wire.started("ann")
+        shard = wire.call("LeaseShard", pb.LeaseShardRequest(lease_id=ann.lease_id, sample_count=64)).shard
+        wire.call("CompleteShard", pb.CompleteShardRequest(lease_id=ann.lease_id, shard_id=shard.shard_id))
+        open_page(browser, url(live), WIDE)
+        browser.until("document.body.innerText.includes('Workers: 1')")
+        ann.leave()
+        browser.until("document.body.innerText.includes('Workers: all have left')")
+        assert browser.look("document.getElementById('workers').textContent").startswith("ann")
+        assert "complete" in browser.text()
+        assert browser.errors == []
+
+
 def test_nan_losses_are_counted_and_marked(browser: Browser) -> None:
     with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
         train(wire, ["ann"], commits=3, loss=math.nan)
