@@ -197,8 +197,8 @@ class Server:
         complete = core.part.leads and not core.leases.live and core.complete
         if complete and not self._said_complete:
             self._logger.info(
-                "run complete: save the model with `gem-ctl pull model.safetensors`, end the server with `gem-ctl drain`; a new "
-                "run needs another folder for its checkpoints",
+                "run complete: save the model with `gem-ctl pull model.safetensors`, end the server with `gem-ctl drain`; a "
+                "new run needs another folder for its checkpoints",
                 version=core.central.version,
             )  # fmt: skip
         self._said_complete = complete
