@@ -81,7 +81,7 @@ from gem_worker.launcher.options import RunToResume, run_options
 @data_option
 @device_option
 @exchange_options
-@hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"), shard_size=(None, DERIVED_SHARD_SIZE))
+@hyperparameter_options(epochs=(None, "40 for digits, else 1; 0 with --steps"), shard_size=(None, DERIVED_SHARD_SIZE))
 @until_stopped_option
 @option(
     "--runs",

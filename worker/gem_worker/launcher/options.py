@@ -20,7 +20,7 @@ from gem_worker.launcher.members import HANDED_OVER
 from gem_worker.launcher.run_folder import RunFolder
 
 _HYPERPARAMETERS = [field.name for field in fields(Hyperparameters)]
-_EPOCHS = {"digits": 80}
+_EPOCHS = {"digits": 40}
 # Options that may change when a run is resumed: those that neither the server nor the results depend on.
 _MAY_CHANGE = {
     "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
