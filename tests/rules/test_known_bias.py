@@ -40,6 +40,7 @@ def test_the_papers_rule_is_biased_where_noise_is_skewed() -> None:
     assert learned(64, learning_rate=0.01) == pytest.approx(RARE, rel=0.05)
 
 
-def test_adamw_and_plain_descent_are_not_with_batches() -> None:
+def test_adamw_is_not_with_batches_and_rules_that_are_linear_in_the_gradient_never() -> None:
     assert learned(8, learning_rate=0.001, optimizer="adamw", weight_decay=0.0) == pytest.approx(RARE, rel=0.05)
     assert learned(1, learning_rate=0.01, rule="downpour") == pytest.approx(RARE, rel=0.05)
+    assert learned(1, learning_rate=0.001, rule="dana") == pytest.approx(RARE, rel=0.05)
