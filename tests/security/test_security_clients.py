@@ -65,7 +65,7 @@ def test_what_is_denied_is_not_tried_again(live: Live, impatient: Retry) -> None
     with connect(live.address, token=EVALUATOR, retry=impatient) as session, pytest.raises(PermissionDenied, match="worker"):
         session.join(model())
     with Admin(live.address, token=ALICE) as admin:
-        for call in (admin.checkpoint, admin.drain, lambda: admin.report_evaluation(0, 1.0)):
+        for call in (admin.checkpoint, admin.drain):
             with pytest.raises(PermissionDenied):
                 call()
 
@@ -74,6 +74,10 @@ def test_an_evaluator_reads_and_reports_and_an_admin_checkpoints(live: Live) -> 
     with connect(live.address, name="alice", token=ALICE) as session:
         session.join(model())
         session.commit(GRADIENT)
+        session.report_evaluation(0.75)
+        evaluation = live.on_loop(lambda: live.server.parts.progress.evaluation)
+        assert evaluation is not None
+        assert evaluation.loss == 0.75
         with connect(live.address, token=EVALUATOR) as reader, Admin(live.address, token=EVALUATOR) as judge:
             assert len(reader.pull()) == GRADIENT.size
             judge.report_evaluation(1, 0.5, 0.9)
