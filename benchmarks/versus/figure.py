@@ -21,8 +21,9 @@ _WHOLE = 0.84  # of the distance between two groups, which their bars fill
 
 
 def draw(folder: Path, results: Results, limit: float) -> bool:
-    """Writes the figure; returns whether there was anything to show."""
-    shown = [(model, width) for model in GOALS for width in sorted(WIDTHS) if _cells(model, width, results)]
+    """Writes the figure; returns whether there was anything to show. A panel with fewer seeds than others is left out."""
+    seeds = {(model, width): _seeds(model, width, results) for model in GOALS for width in sorted(WIDTHS)}
+    shown = [each for each, count in seeds.items() if count == max(seeds.values()) and count]
     if not shown:
         return False
     columns = min(2, len(shown))
@@ -52,6 +53,11 @@ def _cells(model: str, width: int, results: Results) -> dict[str, dict[str, Cell
         if cells:
             found[name] = cells
     return found
+
+
+def _seeds(model: str, width: int, results: Results) -> int:
+    """The most seeds that any of its bars has."""
+    return max((len(each.outcomes) for cells in _cells(model, width, results).values() for each in cells.values()), default=0)
 
 
 def _panel(axes: Axes, model: str, width: int, results: Results, limit: float) -> None:
