@@ -110,7 +110,7 @@ def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp
 
 def test_batch_norm_has_the_statistics_of_training_data(line: Task) -> None:
     """They are no part of θ. A new model has a mean of 0 and a variance of 1."""
-    inputs = torch.linspace(50, 150, 1200).unsqueeze(1)
+    inputs = torch.linspace(50, 150, 1001).unsqueeze(1)
     data = TensorDataset(inputs, (inputs - 100) / 10)
 
     class Normalising(type(line)):  # type: ignore[misc]

@@ -70,8 +70,9 @@ class Evaluator:
     def _statistics(self) -> None:
         """Sets BatchNorm's running statistics to those of θ, on samples of the training data, the same each time."""
         data, order = self._task.training_data(), torch.Generator().manual_seed(0)
-        drawn = RandomSampler(data, num_samples=min(len(data), _NORMALISED_ON), generator=order)  # type: ignore[arg-type]
-        batches = DataLoader(data, batch_size=_BATCH, sampler=drawn)
+        count = min(len(data), _NORMALISED_ON)  # type: ignore[arg-type]
+        drawn = RandomSampler(data, num_samples=count, generator=order)  # type: ignore[arg-type]
+        batches = DataLoader(data, batch_size=_BATCH, sampler=drawn, drop_last=count > _BATCH)  # a batch of one has no variance
         update_bn(([moved(batch, self._device)] for batch in batches), _Losses(self._task, self._model))
         self._model.eval()
 
