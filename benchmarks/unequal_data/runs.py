@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,31 +70,24 @@ class Outcome:
     rare: float
 
 
-def arrivals(slower: float, seed: int) -> Iterator[tuple[float, int]]:
-    """When which worker has its next gradient. Times are exponential, with a mean of 1, or `slower` for the last worker."""
+def turns(slower: float, seed: int) -> Iterator[Turn]:
+    """The commits of workers that do not wait. Times are exponential, with a mean of 1, or `slower` for the last worker."""
     random = np.random.default_rng([1, seed])
 
-    def ready(worker: int, now: float) -> tuple[float, int]:
-        return now + random.exponential(slower if worker == WORKERS - 1 else 1.0), worker
+    def ready(worker: int) -> Iterator[tuple[float, int]]:
+        now = 0.0
+        while True:
+            now += random.exponential(slower if worker == WORKERS - 1 else 1.0)
+            yield now, worker
 
-    running = [ready(worker, 0.0) for worker in range(WORKERS)]
-    heapq.heapify(running)
-    while True:
-        now, worker = heapq.heappop(running)
-        yield now, worker
-        heapq.heappush(running, ready(worker, now))
-
-
-def turns(slower: float, seed: int) -> Iterator[Turn]:
-    """The commits of workers that do not wait."""
-    for _, (_, worker) in zip(range(GRADIENTS), arrivals(slower, seed), strict=False):
+    for _, worker in islice(heapq.merge(*map(ready, range(WORKERS))), GRADIENTS):
         yield Turn(worker, BATCH)
 
 
 def rounds(slower: float, seed: int) -> Iterator[Turn]:
     """The steps that workers make in the same time if they wait for each other. A step is one turn with everyone's samples."""
     random, means = np.random.default_rng([2, seed]), np.array([1.0] * (WORKERS - 1) + [slower])
-    left = GRADIENTS / (1 / means).sum()  # the expected time of `GRADIENTS` arrivals
+    left = GRADIENTS / (1 / means).sum()  # the expected time of `GRADIENTS` commits
     while (left := left - random.exponential(means).max()) > 0:
         yield Turn(0, BATCH * WORKERS)
 

@@ -23,9 +23,10 @@ _WHOLE = 0.84  # of the distance between two groups, which their bars fill
 def draw(folder: Path, results: Results, limit: float) -> bool:
     """Writes the figure; returns whether there was anything to show. A panel with fewer seeds than others is left out."""
     seeds = {(model, width): _seeds(model, width, results) for model in GOALS for width in sorted(WIDTHS)}
-    shown = [each for each, count in seeds.items() if count == max(seeds.values()) and count]
-    if not shown:
+    most = max(seeds.values())
+    if not most:
         return False
+    shown = [each for each, count in seeds.items() if count == most]
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
     title = "Time to the lower held-out loss, each at its best rate"

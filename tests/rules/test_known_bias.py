@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.layout import Layout, Vector
-from gem_server.rules import RuleInput, Shared, rule_of
+from gem_server.rules import rule_of
+from rules.passes import Run
 
 WORKERS, COPIES, RARE = 8, 4000, 0.05
 
@@ -15,23 +15,19 @@ def learned(samples: int, **settings: str | float) -> float:
     """The mean over many copies of θ, each of which learns the mean of samples that are 1 with probability 0.05 and else 0.
     Workers commit in random order."""
     chosen = Hyperparameters(**settings).with_defaults(settings)  # type: ignore[arg-type]
-    rule, random = rule_of(chosen), np.random.default_rng(0)
-    theta: Vector = np.full(COPIES, RARE, np.float32)  # at the optimum
-    layout, shared = Layout.of({"w": (COPIES,)}), Shared({name: np.zeros(COPIES, np.float32) for name in rule.shared})
-    buffers = [{name: np.zeros(COPIES, np.float32) for name in rule.buffers} for _ in range(WORKERS)]
-    bases, commits = [0] * WORKERS, [0] * WORKERS
-    for each in buffers:
-        rule.first_pull(theta, each)
-    late = []
+    run, random = (
+        Run.of(rule_of(chosen), np.full(COPIES, RARE, np.float32), WORKERS),
+        np.random.default_rng(0),
+    )  # at the optimum
+    bases, late = [0] * WORKERS, []
     for version in range(1600):
         worker = int(random.integers(WORKERS))
-        mine = buffers[worker]
-        gradient = mine[rule.reply_buffer] - random.binomial(samples, RARE, COPIES).astype(np.float32) / np.float32(samples)
-        rule_input = RuleInput(version - bases[worker], version, commits[worker], workers=WORKERS, shared=shared)
-        rule.apply(layout, theta, gradient.astype(np.float32), mine, rule_input)
-        bases[worker], commits[worker] = version + 1, commits[worker] + 1
+        theta = run.workers[worker][run.rule.reply_buffer]
+        gradient = theta - random.binomial(samples, RARE, COPIES).astype(np.float32) / np.float32(samples)
+        run.commit(gradient.astype(np.float32), worker, version - bases[worker])
+        bases[worker] = version + 1
         if version >= 1200:
-            late.append(float(theta.mean()))
+            late.append(float(run.theta.mean()))
     return float(np.mean(late))
 
 

@@ -33,7 +33,7 @@ def gradients(size: int, count: int, seed: int) -> list[np.ndarray]:
 
 def assert_same_facts(applied: Applied, facts: Facts, layout: Layout, pi_max: float) -> None:
     assert applied.pi is not None
-    assert applied.pi.counts.sum() <= layout.size
+    assert applied.pi.counts.sum() == pytest.approx(len(with_pi(facts.pi)), abs=0.05 * layout.size)  # a sample of large tensors
     if all(len(counted(tensor.size)) == tensor.size for tensor in layout.tensors):
         assert_same_histogram(applied.pi, facts, layout, pi_max)
     # Sums of float32 in any order: as close as 2,048 of them to a block allow.

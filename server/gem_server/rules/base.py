@@ -256,6 +256,11 @@ def require_by_element(rule: UpdateRule) -> None:
     )
 
 
+def require_momentum(momentum: float) -> None:
+    """Raises ValueError unless μ is at least 0 and, as float32 too, below 1."""
+    require(0 <= float(np.float32(momentum)) < 1, f"the momentum must be at least 0 and below 1, not {momentum}")
+
+
 def require_rate(learning_rate: float) -> None:
     """Raises ValueError unless η is in [1e-30, 1000], which float32 can represent."""
     require(1e-30 <= learning_rate <= 1e3, f"the learning rate must lie in [1e-30, 1000], not {learning_rate}")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from gem_api.layout import Vector
 
-from gem_server.rules.base import ArrayRule, Buffers, RuleInput, largest, require, require_rate
+from gem_server.rules.base import ArrayRule, Buffers, RuleInput, largest, require_momentum, require_rate
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Dana(ArrayRule):
 
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)
-        require(0 <= float(np.float32(self.momentum)) < 1, f"the momentum must be at least 0 and below 1, not {self.momentum}")
+        require_momentum(self.momentum)
 
     @property
     def largest(self) -> np.float32:

@@ -11,7 +11,7 @@ import numpy as np
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, require, require_uniform
+from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, require, require_momentum, require_uniform
 from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, match_energy
 from gem_server.rules.gradient_rule import GradientRule
@@ -55,7 +55,7 @@ class Gem(GradientRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= float(np.float32(self.momentum)) < 1, f"the momentum must be at least 0 and below 1, not {self.momentum}")
+        require_momentum(self.momentum)
         require(0 < self.kappa <= 1e3, f"kappa must be above 0 and at most 1000, not {self.kappa}")
         require(1e-30 <= self.epsilon <= 1, f"epsilon must lie in [1e-30, 1], not {self.epsilon}")
         require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")

@@ -15,7 +15,7 @@ from gem_client.retry import logging_failures
 from gem_client.torch.parameters import plain_name
 from torch import nn
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, Subset
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
 from gem_worker.device import CPU, devices, moved, use
@@ -29,7 +29,7 @@ _NORMALISED_ON = 10_000  # samples of the training data for BatchNorm's statisti
 class Evaluator:
     """A model and the test set; evaluates the θ that it is given.
 
-    Buffers are not part of θ. BatchNorm's statistics are taken anew for each θ, from training data; other buffers keep their
+    Buffers are not part of θ. BatchNorm's statistics are computed for each θ, from training data. Other buffers keep their
     initial values.
 
     Args:
@@ -43,7 +43,8 @@ class Evaluator:
         self._model = task.model().eval().to(device)
         self._parameters = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
         self._loader = DataLoader(task.test_data(), batch_size=_BATCH, pin_memory=device.type == "cuda")
-        self._normalises = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self._model.modules())
+        normalises = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self._model.modules())
+        self._normalised_on = _some_of(task.training_data()) if normalises else None
 
     @torch.no_grad()
     def score(self, version: int, layout: Layout, theta: Vector) -> Score:
@@ -57,8 +58,9 @@ class Evaluator:
             raise LayoutMismatch("the run trains a different model than this task's: use the same --task as the workers")
         for name, value in tensors.items():
             self._parameters[name].copy_(torch.from_numpy(value))
-        if self._normalises:
-            self._statistics()
+        if self._normalised_on is not None:
+            update_bn(([moved(batch, self._device)] for batch in self._normalised_on), _Losses(self._task, self._model))
+            self._model.eval()
         samples, loss, correct = 0, 0.0, 0
         for read in self._loader:
             size, batch_loss, right = self._score_batch(read)
@@ -66,15 +68,6 @@ class Evaluator:
             loss += size * batch_loss
             correct = -1 if right is None or correct < 0 else correct + right
         return Score(version, loss / samples, None if correct < 0 else correct / samples)
-
-    def _statistics(self) -> None:
-        """Sets BatchNorm's running statistics to those of θ, on samples of the training data, the same each time."""
-        data, order = self._task.training_data(), torch.Generator().manual_seed(0)
-        count = min(len(data), _NORMALISED_ON)  # type: ignore[arg-type]
-        drawn = RandomSampler(data, num_samples=count, generator=order)  # type: ignore[arg-type]
-        batches = DataLoader(data, batch_size=_BATCH, sampler=drawn, drop_last=count > _BATCH)  # a batch of one has no variance
-        update_bn(([moved(batch, self._device)] for batch in batches), _Losses(self._task, self._model))
-        self._model.eval()
 
     @torch.no_grad()
     def try_out(self) -> None:
@@ -99,6 +92,12 @@ class Evaluator:
                 f"this batch, or None; not {right!r}"
             )
         return size, loss, int(right)
+
+
+def _some_of(data: Any) -> DataLoader[Any]:
+    """Batches of the training data for BatchNorm's statistics: drawn at random, the same each time."""
+    drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:_NORMALISED_ON].tolist()
+    return DataLoader(Subset(data, drawn), _BATCH, drop_last=len(drawn) > _BATCH)  # a batch of one has no variance
 
 
 class _Losses(nn.Module):
