@@ -18,7 +18,7 @@ from gem_worker.tasks import Task, load_task
 from benchmarks.lib import page as markdown
 from benchmarks.lib.results import Store, plain
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.plan import AT_RANDOM, BASIC_RULES, LOCKSTEP, RULES, RuleSetup
+from benchmarks.paper.plan import AT_RANDOM, BASIC_RULES, LOCKSTEP
 from benchmarks.paper.simulated import run
 from benchmarks.paper.statistics import NOT_LEARNED
 
@@ -40,6 +40,35 @@ SETTINGS: Mapping[str, Callable[[int], list[str]]] = {
     "ringmaster": lambda n: [f"threshold={n}", f"threshold={4 * n}"],
     "diloco": lambda n: [f"delay={n} outer_rate={rate}" for rate in (0.35, 1.4)],
 }
+
+
+@dataclass(frozen=True)
+class RuleSetup:
+    """A rule to be tuned; its first `options` depend on the number of workers."""
+
+    label: str
+    rule: str
+    local_steps: int = 1
+    options: Callable[[int], str] = lambda n: ""
+
+
+# Each rule has the settings of its own paper, if that names any: 0.9/n for AEASGD, momentum delayed by a round for DiLoCo.
+# Ringmaster's threshold is well above the usual staleness n − 1, so that it discards mostly commits of stragglers.
+RULES = (
+    RuleSetup("GEM", "gem"),
+    RuleSetup("GEM, 4 local steps", "gem", 4),
+    RuleSetup("DOWNPOUR", "downpour"),
+    RuleSetup("adaptive staleness", "adaptive"),
+    RuleSetup("AGN, 4 local steps", "agn", 4),
+    RuleSetup("AEASGD, 4 local steps", "aeasgd", 4, lambda n: f"alpha={0.9 / n:.4f}"),
+    RuleSetup("DC-ASGD", "dcasgd"),
+    RuleSetup("FedAsync, 4 local steps", "fedasync", 4),
+    RuleSetup("FedBuff, 4 local steps", "fedbuff", 4, lambda n: f"buffer_size={min(10, n)}"),
+    RuleSetup("Ringmaster", "ringmaster", options=lambda n: f"threshold={max(16, 2 * n)}"),
+    RuleSetup("DANA", "dana"),
+    RuleSetup("Rescaled ASGD", "rescaled"),
+    RuleSetup("DiLoCo, 4 local steps", "diloco", 4, lambda n: f"delay={n}"),
+)
 
 
 @dataclass(frozen=True)

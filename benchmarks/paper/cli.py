@@ -48,7 +48,7 @@ def main(
     figures: tuple[str, ...], data: Path | None, is_quick: bool, out: Path | None, steps: int | None, seeds: int | None,
     processes: int, draw_only: bool,
 ) -> None:  # fmt: skip
-    """Makes the runs of the paper's figures: FIGURES are some of 1 2 3 4 5 6 8 9-10 conventions straggler churn proxies rules
+    """Makes the runs of the paper's figures: FIGURES are some of 1 2 3 4 5 6 8 9-10 conventions straggler churn proxies
     beyond; without any, of all of them. Then draws every figure that has results. Ctrl-C ends it; the same command
     continues later."""
     chosen = _chosen(figures)
@@ -72,7 +72,7 @@ def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
         groups = groups_of(scale)
         measured = gather(groups, runner.result)
         # A figure with only a few lines, which others share, is left out.
-        enough = name in ("rules", "beyond") or 2 * len(measured) > len(groups)
+        enough = name == "beyond" or 2 * len(measured) > len(groups)
         states[name] = page.State(measured if enough else [], sum(len(group.experiments) for group in groups))
         if states[name].measured:
             DRAWINGS[name](states[name].measured, scale).save(folder, name)

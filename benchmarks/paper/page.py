@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.page import count, table
+from benchmarks.lib.page import table
 from benchmarks.paper.claims import OURS, PAPER, Claim
 from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.results import Result
-from benchmarks.paper.statistics import Measured, accuracy, failed, final_loss
+from benchmarks.paper.statistics import Measured
 
 _HERE = Path(__file__).parent
 REMARKS = "remarks.md"  # written by hand, beside the page: where the results differ from the paper, and why
@@ -19,7 +19,7 @@ _HEADINGS = {
     "4": "Fig. 4: time, at a fixed effective batch", "5": "Fig. 5: against sequential momentum SGD",
     "6": "Fig. 6: a misspecified learning rate", "8": "Fig. 8: κ", "9-10": "Figs. 9 and 10: π of each tensor",
     "conventions": "Snapshot conventions", "straggler": "A straggler", "churn": "Workers that come and go",
-    "proxies": "Other proxies", "rules": "All rules", "beyond": "From 1 to 1,000 workers",
+    "proxies": "Other proxies", "beyond": "From 1 to 1,000 workers",
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class State:
 
 
 def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) -> Path:
-    """Writes README.md (and rules.md, if there are any) for the figures' PNGs in the folder. A figure without runs keeps
+    """Writes README.md for the figures' PNGs in the folder. A figure without runs keeps
     its section and its claims of the page as it was, because you may not have all runs."""
     page = folder / "README.md"
     before = page.read_text() if page.exists() else ""
@@ -51,8 +51,6 @@ def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) ->
         *(sections.get(name) or _figure(name, states[name]) for name in FIGURES),
     ]
     page.write_text("\n\n".join(parts) + "\n")
-    if states["rules"].measured:
-        (folder / "rules.md").write_text(rules_page(states["rules"]))
     return page
 
 
@@ -114,30 +112,3 @@ def _amounts(state: State) -> str:
 
 def _listed(values: list[int]) -> str:
     return ", ".join(map(str, values))
-
-
-def rules_page(state: State) -> str:
-    """A row for each rule: test accuracy, final loss and failed runs by number of workers."""
-    counts = sorted({each.experiment.workers for each in state.measured})
-    labels = list(dict.fromkeys(each.label for each in state.measured))
-    cells = {(each.label, each.experiment.workers): each for each in state.measured}
-    rows = []
-    for label in labels:
-        one = next(each.experiment for each in state.measured if each.label == label)
-        flags = [f"--rule {one.rule}"] + ([f"--local-steps {one.local_steps}"] if one.local_steps > 1 else [])
-        rows.append([label, f"`{' '.join(flags)}`", *(_cell(cells.get((label, n))) for n in counts)])
-    first = state.measured[0].experiment
-    return (_HERE / "rules.txt").read_text().format(
-        task=first.task, rate=first.learning_rate, steps=first.steps, batch=first.batch_size, amounts=_amounts(state),
-        table=table(["Rule", "Flags", *map(count, counts)], rows),
-    )  # fmt: skip
-
-
-def _cell(each: Measured | None) -> str:
-    if each is None:
-        return "not run"
-    bad = failed(each.results)
-    text = f"{accuracy(each.results).text('{:.2f}', 100)} %, loss {final_loss(each.results).text().split(' ')[0]}"
-    if each.experiment.rule_options:
-        text += f", `{each.experiment.rule_options}`"
-    return text + (f", **{bad} of {len(each.results)} failed**" if bad else "")

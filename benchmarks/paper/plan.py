@@ -28,7 +28,6 @@ class Scale:
         split: Numbers of workers that Fig. 4's batch is split over.
         rounds, batch_seconds: Steps of each of its workers, and simulated seconds that B samples take one worker.
         kappas: Of Fig. 8.
-        table: Numbers of workers in the table of rules.
         unequal: Rules that meet a straggler.
         beyond, beyond_steps: Numbers of workers from one to many more than the paper has, and their steps.
     """
@@ -45,7 +44,6 @@ class Scale:
     rounds: int = 234
     batch_seconds: float = 1.6
     kappas: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
-    table: tuple[int, ...] = (1, 10, 30)
     unequal: tuple[str, ...] = BASIC_RULES
     beyond: tuple[int, ...] = (1, 10, 30, 100, 300, 1000)
     beyond_steps: int = 60
@@ -59,7 +57,7 @@ def quick(task: str) -> Scale:
     """A small version: two numbers of workers, 150 steps, one seed."""
     return Scale(
         task, steps=150, seeds=1, workers=(4, 12), many=12, many_steps=150, crowd=12, few=4, split=(1, 4), rounds=150,
-        batch_seconds=0.4, kappas=(1.0, 4.0), table=(12,), unequal=("gem",), beyond=(1, 10, 30),
+        batch_seconds=0.4, kappas=(1.0, 4.0), unequal=("gem",), beyond=(1, 10, 30),
     )  # fmt: skip
 
 
@@ -73,35 +71,6 @@ class Group:
     @property
     def first(self) -> Experiment:
         return self.experiments[0]
-
-
-@dataclass(frozen=True)
-class RuleSetup:
-    """A row of the table of rules; `options` depend on the number of workers."""
-
-    label: str
-    rule: str
-    local_steps: int = 1
-    options: Callable[[int], str] = lambda n: ""
-
-
-# Each rule has the settings of its own paper, if that names any: 0.9/n for AEASGD, momentum delayed by a round for DiLoCo.
-# Ringmaster's threshold is well above the usual staleness n − 1, so that it discards mostly commits of stragglers.
-RULES = (
-    RuleSetup("GEM", "gem"),
-    RuleSetup("GEM, 4 local steps", "gem", 4),
-    RuleSetup("DOWNPOUR", "downpour"),
-    RuleSetup("adaptive staleness", "adaptive"),
-    RuleSetup("AGN, 4 local steps", "agn", 4),
-    RuleSetup("AEASGD, 4 local steps", "aeasgd", 4, lambda n: f"alpha={0.9 / n:.4f}"),
-    RuleSetup("DC-ASGD", "dcasgd"),
-    RuleSetup("FedAsync, 4 local steps", "fedasync", 4),
-    RuleSetup("FedBuff, 4 local steps", "fedbuff", 4, lambda n: f"buffer_size={min(10, n)}"),
-    RuleSetup("Ringmaster", "ringmaster", options=lambda n: f"threshold={max(16, 2 * n)}"),
-    RuleSetup("DANA", "dana"),
-    RuleSetup("Rescaled ASGD", "rescaled"),
-    RuleSetup("DiLoCo, 4 local steps", "diloco", 4, lambda n: f"delay={n}"),
-)
 
 
 # Spread of compute times of workers that march in lockstep, as on equal machines, and of workers whose times are exponential.
@@ -200,14 +169,6 @@ def _proxies(scale: Scale) -> list[Group]:
     return [_group(scale, name, workers=scale.crowd, rule_options=options, pi_max=most) for name, options, most in kinds]
 
 
-def _rules(scale: Scale) -> list[Group]:
-    return [
-        _group(scale, s.label, rule=s.rule, workers=n, local_steps=s.local_steps, rule_options=s.options(n))
-        for s in RULES
-        for n in scale.table
-    ]
-
-
 def _beyond(scale: Scale) -> list[Group]:
     # A label has a group for each number of workers, and for each rate that was tried with it.
     def of(label: str, n: int, **changes: Any) -> Group:
@@ -237,7 +198,6 @@ FIGURES: dict[str, Callable[[Scale], list[Group]]] = {
     "straggler": _straggler,
     "churn": _churn,
     "proxies": _proxies,
-    "rules": _rules,
     "beyond": _beyond,
 }
 

@@ -13,6 +13,7 @@ from benchmarks.many_workers import rivals
 from benchmarks.many_workers.rivals import (
     CHOICE_SEED,
     RATES,
+    RULES,
     SEEDS,
     Outcome,
     best_known,
@@ -25,7 +26,6 @@ from benchmarks.many_workers.rivals import (
     tune,
 )
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.plan import RULES
 
 TRIAL = first(RULES[0], 30)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
 from paper.paper_helpers import made_up, measured
 
 from benchmarks.paper import page
@@ -244,7 +243,6 @@ def test_every_figure_is_drawn_and_its_data_written(figure: str, tmp_path: Path)
 def test_the_page_tells_what_was_run_what_was_not_and_what_came_out(tmp_path: Path) -> None:
     states = {name: page.State([], 3) for name in FIGURES}
     states["1"] = page.State(measured("1", FULL, as_claimed), 40)
-    states["rules"] = page.State(measured("rules", FULL, as_claimed)[:17], 99)
     (tmp_path / page.REMARKS).write_text("## Where we differ\n\nNowhere.\n")
     text = page.write(tmp_path, FULL, states, "A note.").read_text()
     assert "| 1 | GEM's loss falls with any number of workers | final loss with 5 workers: 0.0" in text
@@ -255,11 +253,6 @@ def test_the_page_tells_what_was_run_what_was_not_and_what_came_out(tmp_path: Pa
     assert "937 steps of each worker, 3 seeds" in text
     assert "A note." in text
     assert "Nowhere." in text
-    rules = (tmp_path / "rules.md").read_text()
-    assert "| GEM, 4 local steps | `--rule gem --local-steps 4` |" in rules
-    assert "| AEASGD, 4 local steps | `--rule aeasgd --local-steps 4` |" in rules
-    assert "`alpha=0.9000` |" in rules
-    assert "`alpha=0.0900` | not run |" in rules
 
 
 def test_a_figure_whose_runs_are_gone_keeps_what_the_page_said_of_it(tmp_path: Path) -> None:
@@ -294,10 +287,3 @@ def test_of_several_rates_the_one_with_the_lowest_training_loss_is_drawn() -> No
         (10, 0.5),
         (30, 0.01),
     ]
-
-
-def test_a_rule_with_the_same_accuracy_under_every_seed_is_drawn() -> None:
-    """A mean of equal values may be rounded past them; matplotlib refuses bars of negative length."""
-    drawing = DRAWINGS["rules"](measured("rules", Scale()), Scale())
-    assert len(drawing.data) == len(Scale().table)
-    plt.close(drawing.figure)

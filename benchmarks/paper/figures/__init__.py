@@ -12,6 +12,6 @@ from benchmarks.paper.style import Drawing
 DRAWINGS: dict[str, Callable[[list[Measured], Scale], Drawing]] = {
     "1": workers.loss, "2": workers.many, "3": workers.pi, "4": speed.split_batch, "5": speed.against_sequential,
     "6": workers.misspecified, "8": workers.kappas, "9-10": workers.medians, "conventions": beyond.conventions,
-    "straggler": beyond.straggler, "churn": beyond.churn, "proxies": beyond.proxies, "rules": beyond.rules,
+    "straggler": beyond.straggler, "churn": beyond.churn, "proxies": beyond.proxies,
     "beyond": beyond.errors,
 }  # fmt: skip

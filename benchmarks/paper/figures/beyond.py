@@ -1,12 +1,10 @@
-"""Beyond the paper: snapshot conventions, stragglers, churn, other proxies, other rules, and from one worker to a thousand."""
+"""Beyond the paper: snapshot conventions, stragglers, churn, other proxies, and from one worker to a thousand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle
-from typing import Any
 
-from benchmarks.lib.page import count
 from benchmarks.paper.plan import AT_RANDOM, STRAGGLER_SLOWDOWN, Scale
 from benchmarks.paper.statistics import Band, Measured, Spread, accuracy, band, final_loss, worker_steps
 from benchmarks.paper.style import (
@@ -19,7 +17,6 @@ from benchmarks.paper.style import (
     palette,
     panels,
     pi_axes,
-    shades,
 )
 
 
@@ -64,30 +61,6 @@ def churn(measured: list[Measured], scale: Scale) -> Drawing:
 def proxies(measured: list[Measured], scale: Scale) -> Drawing:
     """The loss under GEM's own proxy and under others."""
     return _loss_and_pi(measured, f"What GEM compares a commit with: proxies, {measured[0].experiment.workers} workers")
-
-
-def rules(measured: list[Measured], scale: Scale) -> Drawing:
-    """The test error of every rule, a mark for each number of workers; the best are furthest to the left."""
-    labels = list(dict.fromkeys(each.label for each in measured))
-    counts = sorted({each.experiment.workers for each in measured})
-    drawing, (axes,) = panels(1, 1, "All rules on the same data", 8, 1.2 + 0.34 * len(labels))
-    for place, (n, colour) in enumerate(zip(counts, shades(len(counts)), strict=True)):
-        mine = {each.label: accuracy(each.results) for each in measured if each.experiment.workers == n}
-        data: dict[str, Any] = {}
-        for label, value in mine.items():
-            y = -labels.index(label) + 0.2 * ((len(counts) - 1) / 2 - place)
-            bar = [[max(0.0, 100 * (value.high - value.mean))], [max(0.0, 100 * (value.mean - value.low))]]
-            axes.errorbar(
-                100 * (1 - value.mean), y, xerr=bar, fmt="o", color=colour, capsize=2,
-                label=count(n) if not data else None,
-            )  # fmt: skip
-            data[label] = {"mean": value.mean, "low": value.low, "high": value.high} if value.count else None
-        drawing.data[f"test accuracy, {n} workers"] = data
-    axes.set_yticks([-i for i in range(len(labels))], labels)
-    axes.set(xlabel="test error, % (log scale)", xlim=(0.5, 100), xscale="log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.legend(fontsize=8, loc="lower left")
-    return drawing
 
 
 def _loss_and_pi(measured: list[Measured], title: str) -> Drawing:
