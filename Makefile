@@ -47,8 +47,9 @@ $(INTEGRATIONS): requirements-integrations.lock $(READY)
 	@$(BIN)/pip install --progress-bar off --disable-pip-version-check --no-deps -r requirements-integrations.lock | $(PROGRESS)
 	@touch $@
 
+# Ctrl-C is no error: gem-train has saved the run by then.
 train: $(READY)
-	@$(BIN)/gem-train $(ARGS)
+	@$(BIN)/gem-train $(ARGS) || test $$? = 130
 
 # The tests that have no target of their own.
 ALL := not slow and not docker and not wheel

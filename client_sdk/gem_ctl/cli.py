@@ -25,7 +25,6 @@ from gem_api.process.options import (
     WithHeadings,
     credential_options,
     credentials,
-    option,
 )
 from gem_api.process.printable import printable
 from gem_api.process.settings_file import config_option, setting
@@ -153,14 +152,14 @@ def _loaded(entry: EntryPoint) -> click.Command:
 
 
 @click.group(cls=_TypedErrors, context_settings=SETTINGS)
-@option(
+@click.option(
     "--server",
     envvar="GEM_SERVER",
     type=ServerAddress(),
     show_default="the server of the run in --runs, else 127.0.0.1:50051",
     help="The server's address.",
 )
-@option(
+@click.option(
     "--runs",
     envvar="GEM_RUNS",
     type=click.Path(file_okay=False, path_type=Path),
@@ -192,14 +191,14 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
 
 
 @main.command(short_help="Shows the state of the run.")
-@option(
+@click.option(
     "--json",
     "as_json",
     envvar="GEM_STATUS_JSON",
     is_flag=True,
     help="Print one JSON object that always has all fields, for scripts.",
 )
-@option("--watch", envvar="GEM_STATUS_WATCH", is_flag=True, help="Show it every second, until the run is over or Ctrl-C.")
+@click.option("--watch", envvar="GEM_STATUS_WATCH", is_flag=True, help="Show it every second, until the run is over or Ctrl-C.")
 @click.pass_obj
 def status(target: Target, as_json: bool, watch: bool) -> None:
     """Shows the state of the run: version, workers, staleness, π, shards, memory.
@@ -252,13 +251,13 @@ def _pull(target: Target, out: Path, retry: Retry) -> str:
 
 @main.command(short_help="Follows the run into an experiment tracker.")
 @click.argument("tracker", type=click.Choice(TRACKERS))
-@option(
+@click.option(
     "--to",
     envvar="GEM_TRACK_TO",
     help="tensorboard: the folder for the runs; mlflow: the tracking URI; wandb: PROJECT or ENTITY/PROJECT.",
     show_default="./tensorboard; MLFLOW_TRACKING_URI; WANDB_PROJECT, else gem",
 )
-@option("--every", envvar="GEM_TRACK_EVERY", type=Number(0.01), default=2.0, help="Seconds between two points.")
+@click.option("--every", envvar="GEM_TRACK_EVERY", type=Number(0.01), default=2.0, help="Seconds between two points.")
 @click.pass_obj
 def track(target: Target, tracker: str, to: str | None, every: float) -> None:
     """Follows the run into TRACKER, until the run is over: its settings, its metrics by version, and the model at the end.
@@ -335,7 +334,6 @@ def health(target: Target) -> None:
 @click.option(
     "--to",
     envvar="GEM_CHECKPOINT_TO",
-    show_envvar=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="Copy the checkpoint into this folder, for a backup. Run it where the server runs: the file system is the way there.",
 )

@@ -25,7 +25,6 @@ from gem_api.process.options import (
     expanded,
     hyperparameter_options,
     log_options,
-    option,
     until_stopped_option,
     without_end,
 )
@@ -74,7 +73,7 @@ def _config_option(flag: str, **how: Any) -> Callable[[Any], Any]:
     """An option for a field of `ServerConfig`, with that field's default; a setting without an option if it has no dashes."""
     field = _FIELDS[flag.partition("/")[0].removeprefix("--").replace("-", "_")]
     default = field.default if field.default_factory is MISSING else field.default_factory
-    return (option if flag.startswith("-") else setting)(flag, default=default, **how)
+    return (click.option if flag.startswith("-") else setting)(flag, default=default, **how)
 
 
 def _memory_socket(context: click.Context, param: click.Parameter, choice: str) -> str:
@@ -109,7 +108,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
-@option(
+@click.option(
     "--range",
     default=str(WHOLE),
     callback=_range,
@@ -117,7 +116,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     help="Which part of the model this server holds, if N servers hold it together: 0/N, which leads, to N-1/N. Otherwise give "
     "all of them the same options, among them --durability log.",
 )
-@option(
+@click.option(
     "--peers",
     default="",
     callback=_peers,
@@ -139,8 +138,8 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     help="File of bearer tokens; clients without one are rejected. Each line is TOKEN ROLE [WORKER], with the role worker, "
     "evaluator or admin. Read again when it changes.",
 )
-@option("--tls-cert", type=_FILE, help="Encrypt: the server's certificate chain, PEM. Read again when it changes.")
-@option("--tls-key", type=_FILE, help="The certificate's private key, PEM.")
+@click.option("--tls-cert", type=_FILE, help="Encrypt: the server's certificate chain, PEM. Read again when it changes.")
+@click.option("--tls-key", type=_FILE, help="The certificate's private key, PEM.")
 @setting("tls_client_ca", type=_FILE, help="Reject clients without a certificate from these authorities, PEM.")
 @_config_option(
     "--metrics-listen",
@@ -167,7 +166,11 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 @_config_option("checkpoint_keep", type=Whole(1), help="Checkpoints to keep; older ones are removed.")
 @_config_option("--resume/--no-resume", help="Continue from the newest checkpoint in --checkpoint-dir, if there is one.")
 @_config_option(
-    "--history", type=_FILE, help="CSV file that gets a line for every commit; an existing file is renamed to FILE.old."
+    "--history",
+    type=_FILE,
+    show_default="commits.csv in --checkpoint-dir",
+    help="CSV file that gets a line for every commit, of some 100 bytes; /dev/null: none. A new run renames an existing file "
+    "to FILE.old.",
 )
 @_config_option(
     "lease_seconds", type=Number(1, 3600), help="How long a worker may be silent before its lease ends, in seconds."
@@ -218,8 +221,8 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 def main(context: click.Context, /, **options: Any) -> None:
     """Runs a GEM parameter server: holds the model's parameters and applies the workers' commits in FIFO order.
 
-    Every option is a setting too: an environment variable, shown with it, or a key in the file of --config. The command line
-    wins over the environment, that over the file, that over the default.
+    Every option is a setting too: an environment variable (GEM_LEARNING_RATE for --learning-rate), or a key in the file of
+    --config. The command line wins over the environment, that over the file, that over the default.
     SIGTERM or Ctrl-C finishes the queued commits and writes a checkpoint (with --checkpoint-dir). SIGUSR1 prints what each
     thread does to standard error.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections import Counter
@@ -115,7 +116,7 @@ class ServerConfig:
     # Bytes of write-ahead log after which a checkpoint is written.
     log_limit: int = 1 << 30
 
-    # CSV file that gets a line for every commit. None: no history is written.
+    # CSV file that gets a line for every commit. None: commits.csv in `checkpoint_dir`. /dev/null: no history is written.
     history: Path | None = None
 
     @property
@@ -125,6 +126,13 @@ class ServerConfig:
             return self.lane_listen
         host, _, port = self.listen.rpartition(":")
         return "" if self.listen.startswith("unix") else f"{host}:{int(port) and int(port) + 1}"
+
+    @property
+    def history_file(self) -> Path | None:
+        """`history` with its default filled in; None for none. Of several servers, only that of range 0 has a default."""
+        if self.history is not None:
+            return None if self.history == Path(os.devnull) else self.history
+        return self.checkpoint_dir / "commits.csv" if self.checkpoint_dir and self.range.leads else None
 
     @property
     def rejections_until_quarantine(self) -> int:

@@ -17,6 +17,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from gem_server.config import ServerConfig, StartError
 from gem_server.intake.calls import Calls
+from gem_server.lane.listener import tcp_socket
 from gem_server.rpc.handlers import rpc_handlers
 from gem_server.security.access import Access
 from gem_server.security.tls import Certificates
@@ -109,12 +110,11 @@ class Endpoint:
 
 def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
     try:
+        if not address.startswith("unix"):
+            tcp_socket(address).close()  # gRPC writes a line of its own to standard error before it raises
         if certificates is not None:
             return int(server.add_secure_port(address, certificates.credentials()))
         return int(server.add_insecure_port(address))
-    except RuntimeError as error:
-        why = str(error).partition(";")[0]
-        raise StartError(
-            f"can't listen on {address}: the address is in use, does not belong to this machine, or is not HOST:PORT; "
-            f"give another with --listen ({why})"
-        ) from None
+    except (RuntimeError, OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error).partition(";")[0]
+        raise StartError(f"can't listen on {address}: {why}; give another HOST:PORT with --listen") from None

@@ -198,7 +198,7 @@ class Server:
         if complete and not self._said_complete:
             self._logger.info(
                 "run complete: save the model with `gem-ctl pull model.safetensors`, end the server with `gem-ctl drain`; a "
-                "new run needs another folder for its checkpoints",
+                "new run needs another folder for its checkpoints, or in containers `docker compose down --volumes`",
                 version=core.central.version,
             )  # fmt: skip
         self._said_complete = complete

@@ -80,7 +80,8 @@ class Parts:
         calls = Calls(core.leases.owner)
         listener = Listener(config.lane_address, config.memory_socket, clock, logger, insist=config.lane_listen is not None)
         opened.callback(listener.close)
-        self.history = open_history(config.history, core.next_ticket, wall, logger) if config.history else None
+        history = config.history_file
+        self.history = open_history(history, core.next_ticket, wall, logger) if history else None
         if self.history:
             opened.callback(self.history.close)
         self.progress, self.traffic = _new_progress(core, clock()), Traffic()

@@ -8,12 +8,16 @@ import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from gem_api.history import COLUMNS
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.ranges import Range
+from gem_ctl.recorded_run import COMMITS
 from gem_server.apply_loop import Timing
+from gem_server.config import ServerConfig
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.history import History, open_history
 from kit.core import commit, make_core, start
@@ -303,3 +307,17 @@ def test_a_history_that_a_full_disk_takes_no_line_of_leaves_no_file_open(path: P
     with pytest.raises(OSError, match="No space left"):
         begun(path, 1)
     assert "/dev/full" not in [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "file"),
+    [
+        ({}, None),
+        ({"checkpoint_dir": Path("c")}, Path("c") / COMMITS),
+        ({"checkpoint_dir": Path("c"), "history": Path("h.csv")}, Path("h.csv")),
+        ({"checkpoint_dir": Path("c"), "history": Path("/dev/null")}, None),
+        ({"checkpoint_dir": Path("c"), "range": Range(1, 2)}, None),
+    ],
+)
+def test_a_run_with_checkpoints_has_a_history_that_a_report_finds(settings: dict[str, Any], file: Path | None) -> None:
+    assert ServerConfig(**settings).history_file == file

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 import structlog
-from gem_api.process.options import Number, ServerAddress, Whole, credential_options, option, together
+from gem_api.process.options import Number, ServerAddress, Whole, credential_options, together
 from gem_api.process.settings_file import config_option, setting
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
@@ -22,10 +22,14 @@ from gem_worker.tasks import BUILT_IN
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
 STOPPED = -1  # stands for `stopped_status` until the process exits
 
-task_option = option("--task", default="digits", help=f"Task to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
-data_option = option("--data", type=click.Path(path_type=Path), help="Folder with the task's data, if the task needs one.")
+task_option = click.option(
+    "--task", default="digits", help=f"Task to train: {', '.join(BUILT_IN)}, or your own as module:Class."
+)
+data_option = click.option(
+    "--data", type=click.Path(path_type=Path), help="Folder with the task's data, if the task needs one."
+)
 
-device_option = option(
+device_option = click.option(
     "--device",
     default="cpu",
     help="Device to compute on: cpu, cuda, cuda:N, mps, or auto. auto deals the machine's CUDA devices to the workers in turn.",
@@ -59,29 +63,29 @@ def evaluate_every_setting(seconds: float) -> Callable[[Any], Any]:
 # Every process that connects to a run has these: gem-worker and gem-evaluator.
 member_options = together(
     config_option,
-    option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="Address of the server."),
+    click.option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="Address of the server."),
     credential_options,
     task_option,
     data_option,
     device_option,
-    option("--threads", type=Whole(1), default=1, help="Number of threads that PyTorch uses."),
+    click.option("--threads", type=Whole(1), default=1, help="Number of threads that PyTorch uses."),
     setting("give_up_after", type=Number(0), default=300.0, help="Seconds to keep retrying an unreachable server."),
 )
 
 # How a worker sends gradients to the server and receives parameters; see `exchange_flags`.
 exchange_options = together(
-    option(
+    click.option(
         "--overlap/--no-overlap",
         default=False,
         help="Compute the next gradient while a commit is in progress. Staleness about doubles; worth it on a slow network.",
     ),
-    option(
+    click.option(
         "--gradient-dtype",
         type=click.Choice(list(GRADIENT_FORMATS)),
         default="float32",
         help="Format of gradients sent over the network. int8 has one scale per 256 elements, and error feedback.",
     ),
-    option(
+    click.option(
         "--theta-dtype",
         type=click.Choice(list(THETA_FORMATS)),
         default="float32",

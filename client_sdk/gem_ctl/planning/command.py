@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 from gem_api.hyperparameters import RULES
-from gem_api.process.options import Named, Number, Whole, WithHeadings, option
+from gem_api.process.options import Named, Number, Whole, WithHeadings
 from gem_api.ranges import MAX_RANGES
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
@@ -36,34 +36,38 @@ class _Slow(click.ParamType[Slow]):
 
 
 @click.command("plan", cls=WithHeadings, short_help="Predicts memory, network traffic, speed and staleness of a run.")
-@option("--parameters", type=Count(), required=True, help="Number of the model's parameters, for example 124M or 1B.")
-@option(
+@click.option("--parameters", type=Count(), required=True, help="Number of the model's parameters, for example 124M or 1B.")
+@click.option(
     "--workers",
     type=Counts("workers", 1_000_000),
     default="10",
     help="Number of workers; several with commas between them, such as 10,100,1k.",
 )
-@option("--compute-seconds", type=Number(0, 1e6), default=0.1, help="Seconds for the forward and backward pass of one step.")
-@option("--spread", type=Number(0, 1), default=0.1, help="Standard deviation of the time of a step, relative to its mean.")
-@option("--slow", type=_Slow(), multiple=True, help="Slower workers: 10%:5 are a tenth that compute 5 times as long.")
-@option("--local-steps", type=Whole(1, 10_000), default=1, help="Steps that a worker makes per commit.")
-@option("--rule", type=Named("rule"), default="gem", help="The update rule, as for gem-server, such as gem:proxy=adam.")
-@option("--optimizer", type=Named("optimizer"), default="sgd", help="The optimizer that the workers share on the server.")
-@option("--shared-memory", is_flag=True, help="The workers run on the server's machine and share memory with it.")
-@option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
-@option(
+@click.option(
+    "--compute-seconds", type=Number(0, 1e6), default=0.1, help="Seconds for the forward and backward pass of one step."
+)
+@click.option(
+    "--spread", type=Number(0, 1), default=0.1, help="Standard deviation of the time of a step, relative to its mean."
+)
+@click.option("--slow", type=_Slow(), multiple=True, help="Slower workers: 10%:5 are a tenth that compute 5 times as long.")
+@click.option("--local-steps", type=Whole(1, 10_000), default=1, help="Steps that a worker makes per commit.")
+@click.option("--rule", type=Named("rule"), default="gem", help="The update rule, as for gem-server, such as gem:proxy=adam.")
+@click.option("--optimizer", type=Named("optimizer"), default="sgd", help="The optimizer that the workers share on the server.")
+@click.option("--shared-memory", is_flag=True, help="The workers run on the server's machine and share memory with it.")
+@click.option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
+@click.option(
     "--gradient-dtype",
     type=click.Choice(list(GRADIENT_FORMATS)),
     default="float32",
     help="Format of gradients on the network.",
 )
-@option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ on the network.")
-@option("--servers", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
-@option("--rtt", type=Number(0, 1e6), default=0.0, help="Seconds from a worker to a server and back.")
-@option(
+@click.option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ on the network.")
+@click.option("--servers", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
+@click.option("--rtt", type=Number(0, 1e6), default=0.0, help="Seconds from a worker to a server and back.")
+@click.option(
     "--bandwidth", type=BitsPerSecond(), help="Bits per second of each machine's link, such as 10G.", show_default="no limit"
 )
-@option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 def plan_run(
     workers: tuple[int, ...], spread: float, slow: tuple[Slow, ...], rtt: float, bandwidth: float | None, as_json: bool,
     **options: Any,

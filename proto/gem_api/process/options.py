@@ -16,7 +16,7 @@ from gem_api.process.addresses import server_address
 from gem_api.process.secret_file import read_token
 from gem_api.process.settings_file import Setting, as_text, instead, key, misplaced, setting
 
-# Every command passes these to click. An option's environment variable is GEM_ and its name; help shows it.
+# Every command passes these to click. An option's environment variable is GEM_ and its name.
 SETTINGS: dict[str, Any] = {
     "auto_envvar_prefix": "GEM",
     "help_option_names": ["-h", "--help"],
@@ -29,24 +29,23 @@ def _declared_under(heading: str) -> tuple[str, ...]:
     return tuple(name for name, declared in DECLARATIONS.items() if declared.heading == heading and not declared.option)
 
 
-# The headings of --help and the options under each, in the order of their first mention.
+# The headings of --help and the options under each. An option is under the first heading that lists it.
 HEADINGS = {
-    "Task": ("task", "data"),
-    "Run": ("parameters", "compute_seconds", "epochs", "steps", "until_stopped", *_declared_under("Run"), "runs",
-            "evaluate_every", "once"),
-    "Cluster": ("servers", "server_spread", "workers", "spread", "slow", "workers_per_process", "processes", "device", "name",
-                "first_worker", "min_workers", "lease_seconds", "stopped_status", "on", "ray_address", "resources",
-                "working_dir"),
-    "Network": ("server", "range", "peers", "listen", "lane_listen", "timeout", "give_up_after", "metrics_listen",
-                "memory_socket", "shared_memory", "overlap", "latency", "bandwidth", "gradient_dtype", "theta_dtype"),
-    "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
+    "Most used": ("parameters", "compute_seconds", "server", "task", "data", "workers", "epochs", "steps", "batch_size",
+                  "learning_rate", "optimizer", "device", "listen", "checkpoint_dir", "resume", "config"),
+    "Run": ("until_stopped", *_declared_under("Run"), "runs", "evaluate_every", "once"),
+    "Cluster": ("servers", "server_spread", "spread", "slow", "workers_per_process", "processes", "name", "first_worker",
+                "min_workers", "lease_seconds", "stopped_status", "on", "ray_address", "resources", "working_dir"),
+    "Network": ("range", "peers", "lane_listen", "timeout", "give_up_after", "metrics_listen", "memory_socket",
+                "shared_memory", "overlap", "latency", "bandwidth", "gradient_dtype", "theta_dtype"),
+    "Durability": ("durability", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
     "Rule": ("rule", *_declared_under("Rule")),
     "Steps of the workers": _declared_under("Steps of the workers"),
     "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
                  "quarantine_after"),
     "Costs": ("commit_seconds", "parameter_seconds", "byte_seconds"),
     "Bounds": ("server_memory", "server_load"),
-    "Advanced": ("config", "memory_limit", "apply_threads", "threads", "step_seconds", "turns", "log_format", "log_level"),
+    "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "turns", "log_format", "log_level"),
 }  # fmt: skip
 DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
 _MAX_NAME_WIDTH = 30  # where click's own column for options ends
@@ -73,7 +72,7 @@ class WithHeadings(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in params:
             if record := param.get_help_record(ctx):
-                sections.setdefault(heading_of(param), []).append(record)
+                sections.setdefault(heading_of(param), []).append((record[0], _help(param, ctx)))
         longest = max(len(option) for records in sections.values() for option, _ in records)
         width = min(longest, _MAX_NAME_WIDTH)  # one width for all sections, so that their texts line up
         for heading, records in sections.items():
@@ -82,6 +81,18 @@ class WithHeadings(click.Command):
         if names := [key(param) for param in self.get_params(ctx) if isinstance(param, Setting)]:
             with formatter.section("Settings without an option, for --config and the environment (docs/settings.md)"):
                 formatter.write_text(", ".join(sorted(names)))
+
+
+def _help(param: click.Option, ctx: click.Context) -> str:
+    """What --help says about an option: its default too, and its environment variables if they are not named like it."""
+    extra = param.get_help_extra(ctx)
+    notes = [f"default: {extra['default'].strip('()')}"] if extra.get("default", '""') != '""' else []
+    if param.required:
+        notes.append("required")
+    variables = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
+    if set(variables) - {f"{ctx.auto_envvar_prefix}_{param.opts[0].lstrip('-').replace('-', '_').upper()}"}:
+        notes.append(f"environment: {', '.join(variables)}")
+    return (param.help or "") + f"  [{'; '.join(notes)}]" * bool(notes)
 
 
 def heading_of(param: click.Parameter) -> str:
@@ -94,6 +105,9 @@ class Number(click.FloatRange):
 
     name = "number"
 
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "X"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
@@ -105,6 +119,9 @@ class Whole(click.IntRange):
     """A whole number in a range, called that in help and errors."""
 
     name = "whole number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
 
 
 class Named(click.ParamType[dict[str, Any]]):
@@ -165,7 +182,6 @@ until_stopped_option = click.option(
     "--until-stopped",
     is_flag=True,
     default=False,
-    show_envvar=True,
     help="Train without a limit of epochs or steps, until the server is stopped or your own training loop ends.",
 )
 
@@ -176,11 +192,6 @@ def without_end(hyperparameters: Hyperparameters, user_gave: Collection[str]) ->
         if name in user_gave and (limit := getattr(hyperparameters, name)):
             raise click.UsageError(f"--until-stopped contradicts --{name} {limit}: leave one of them out, or give --{name} 0")
     return replace(hyperparameters, epochs=0, steps=0)
-
-
-def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """A click option that shows its environment variable and its default."""
-    return click.option(*names, show_envvar=True, **attributes)
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -204,7 +215,7 @@ def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
 
 def _hyperparameter_option(name: str, default: Any, shown_default: str | bool) -> Callable[[Any], Any]:
     declared = DECLARATIONS[name]
-    add = option if declared.flag else setting
+    add = click.option if declared.flag else setting
     return add(flag(name), type=_type_of(name, declared), default=default, show_default=shown_default, help=declared.help)
 
 
@@ -222,7 +233,7 @@ def expanded(context: click.Context) -> tuple[dict[str, Any], set[str]]:
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-log_level_option = option(
+log_level_option = click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", help="Least important log lines to write."
 )
 # Every process that logs has these.
@@ -238,8 +249,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 # Identify the client, and name the authorities that it trusts; `credentials` reads them.
 credential_options = together(
     # A file, because every user of the machine can read a process's arguments.
-    option("--token-file", envvar="GEM_TOKEN_FILE", type=_FILE, help="File that holds only the bearer token for the server."),
-    option(
+    click.option(
+        "--token-file", envvar="GEM_TOKEN_FILE", type=_FILE, help="File that holds only the bearer token for the server."
+    ),
+    click.option(
         "--tls-ca",
         envvar="GEM_TLS_CA",
         type=_FILE,

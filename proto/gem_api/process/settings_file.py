@@ -128,7 +128,6 @@ def _value(name: str, value: Any) -> Any:
 config_option: Callable[[Any], Any] = click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    show_envvar=True,
     is_eager=True,
     expose_value=False,
     callback=_load,

@@ -126,20 +126,25 @@ class Listener:
             Path(self.path).unlink()
 
 
-def _tcp(address: str) -> socket.socket:
+def tcp_socket(address: str) -> socket.socket:
+    """A socket that listens on "host:port": on IPv4 and IPv6, if the host means every address. Raises OSError, ValueError."""
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if host in _EVERY_ADDRESS and socket.has_dualstack_ipv6():  # gRPC listens on both too
+        place: Any = ("::", int(port))
+        listening = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    else:
+        found = socket.getaddrinfo(host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)  # of localhost: 127.0.0.1
+        listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return _listening(listening, place)
+
+
+def _tcp(address: str) -> socket.socket:
     try:
-        host = host.strip("[]")
-        if host in _EVERY_ADDRESS and socket.has_dualstack_ipv6():  # gRPC listens on both too
-            place: Any = ("::", int(port))
-            listening = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        else:
-            found = socket.getaddrinfo(host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, _, _, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)  # of localhost: 127.0.0.1
-            listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return _listening(listening, place)
+        return tcp_socket(address)
     except (OSError, ValueError) as error:
         raise StartError(
             f"can't listen on {address} for the lane: give another lane_listen HOST:PORT, or off ({error})"

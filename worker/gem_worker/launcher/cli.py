@@ -20,7 +20,6 @@ from gem_api.process.options import (
     WithHeadings,
     hyperparameter_options,
     log_level_option,
-    option,
     until_stopped_option,
 )
 from gem_api.process.settings_file import config_option, setting
@@ -41,20 +40,20 @@ from gem_worker.launcher.options import RunToResume, run_options
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
-@option("--workers", type=Whole(1, 1000), default=4, help="Number of workers.")
-@option(
+@click.option("--workers", type=Whole(1, 1000), default=4, help="Number of workers.")
+@click.option(
     "--processes",
     type=Whole(1, 1000),
     show_default="one for each worker",
     help="Number of processes for the workers. Fewer processes take less memory: 100 workers fit into 2.",
 )
-@option(
+@click.option(
     "--servers",
     type=Whole(1, MAX_RANGES),
     default=1,
     help="Number of server processes, each of which holds a part of the model. Several need --durability log, their default.",
 )
-@option(
+@click.option(
     "--on",
     type=click.Choice(["local", "ray"]),
     default="local",
@@ -65,13 +64,13 @@ from gem_worker.launcher.options import RunToResume, run_options
     default="auto",
     help="Ray cluster to use. HOST:PORT; auto: the one that this machine belongs to; local: a new one on this machine alone.",
 )
-@option(
+@click.option(
     "--resources",
     default="CPU=1",
     metavar="NAME=AMOUNT,...",
     help="Ray's resources for each process of workers, such as CPU=1,GPU=0.5. With GPU, --device is auto unless given.",
 )
-@option(
+@click.option(
     "--working-dir",
     type=click.Path(exists=True, file_okay=False),
     help="Folder that Ray copies to each node, and in which the workers start: the one with your task's module.",
@@ -83,13 +82,13 @@ from gem_worker.launcher.options import RunToResume, run_options
 @exchange_options
 @hyperparameter_options(epochs=(None, "40 for digits, else 1; 0 with --steps"), shard_size=(None, DERIVED_SHARD_SIZE))
 @until_stopped_option
-@option(
+@click.option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs"),
     help="Folder in which the run's own folder is created.",
 )
-@option(
+@click.option(
     "--resume",
     envvar=["GEM_RESUME_RUN", "GEM_RESUME"],
     type=RunToResume(exists=True, file_okay=False, path_type=Path),
@@ -102,7 +101,7 @@ from gem_worker.launcher.options import RunToResume, run_options
     default=15.0,
     help="Seconds without a message after which a worker loses its shards to the others.",
 )
-@option(
+@click.option(
     "--durability",
     type=click.Choice(DURABILITIES),
     default="snapshot",
@@ -124,7 +123,7 @@ def main(context: click.Context, /, **_: Any) -> None:
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch). Its
     only argument is the --data folder. If it has a method optimizer(model), each worker makes the steps of that optimizer.
-    docs/guides/own-task.md has an example.
+    docs/guides/your-data.md has an example.
 
     \b
     Examples:

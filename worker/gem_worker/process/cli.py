@@ -12,7 +12,7 @@ from gem_api import __version__
 from gem_api.process import logs
 from gem_api.process.extras import needs
 from gem_api.process.lifetime import end_with_launcher
-from gem_api.process.options import SETTINGS, Whole, WithHeadings, credentials, log_options, option
+from gem_api.process.options import SETTINGS, Whole, WithHeadings, credentials, log_options
 from gem_api.process.settings_file import setting
 
 from gem_worker.command import Stopped, exchange_options, log_as, member_options, pace_options, stop_on_signals
@@ -21,15 +21,15 @@ from gem_worker.process.stopping import Stopping
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
 @member_options
-@option("--name", help="Name of the worker, unique in the run. Default: host name and process id.")
-@option(
+@click.option("--name", help="Name of the worker, unique in the run. Default: host name and process id.")
+@click.option(
     "--workers",
     "workers_per_process",
     type=Whole(1, 1000),
     default=1,
     help="Workers in this process, each with its own thread and session. If several, they are named NAME-0, NAME-1 …",
 )
-@option(
+@click.option(
     "--first-worker",
     type=Whole(0),
     default=0,
@@ -43,7 +43,7 @@ from gem_worker.process.stopping import Stopping
     default=0,
     help="Exit status after SIGTERM or Ctrl-C. 143 tells Kubernetes that the run is not done, so that it replaces the worker.",
 )
-@option(
+@click.option(
     "--metrics-listen",
     envvar=[
         "GEM_WORKER_METRICS_LISTEN",
