@@ -10,7 +10,7 @@ SHELL := bash
 PROGRESS := awk '/^Collecting/ { printf "\r\033[K  %d packages, now %s", ++n, $$2; fflush() } \
 	/^Installing/ { printf "\r\033[K  installing %d packages", n; fflush() } END { print "" }'
 
-.PHONY: help train test test-all test-slow test-docker test-wheel check format hooks proto dashboards chart docs-api wheel bench paper models versus chaos soak fuzz clean
+.PHONY: help train test test-all test-slow test-docker test-wheel check format hooks proto dashboards chart docs wheel bench paper models versus chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests that protect a change (3 minutes)"
@@ -21,7 +21,7 @@ help:
 	@echo "make test-wheel   build the wheel, install it into an empty environment and run its commands"
 	@echo "make format  format the code"
 	@echo "make hooks   install git hooks that lint each commit and check its generated code"
-	@echo "make docs-api   the reference of gem_client as HTML, in build/api"
+	@echo "make docs   the reference of gem_client as HTML, in build/api"
 	@echo "make wheel   build the wheel, in dist/"
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
 	@echo "make paper   the paper's figures from MNIST's four files in DATA=DIR (hours); ARGS=--quick for a rough look (12 minutes)"
@@ -84,9 +84,9 @@ check: $(READY)
 hooks: $(READY)
 	@$(BIN)/pre-commit install
 
-docs-api: $(INTEGRATIONS)
-	@$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api gem_client gem_client.torch gem_client.lightning gem_client.transformers \
-	  '!gem_client.run' '!gem_client.transport'
+docs: $(INTEGRATIONS)
+	@$(BIN)/sphinx-build -q -W --keep-going -b html -c docs . build/site
+	@echo "open build/site/index.html"
 
 # From a fresh folder: setuptools would take along what an older build left there.
 wheel: $(READY)

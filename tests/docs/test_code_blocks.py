@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
+import gem_client
 import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
@@ -17,6 +19,9 @@ from gem_client.torch import Optimizer, ShardSampler
 from gem_worker.tasks import load_task
 from kit.pages import ROOT, Block, blocks
 from kit.server import Live, config, serving
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, TensorDataset
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"  # what the pages print; tests that run side by side need a free port instead
 README = next(iter(block for block in blocks(language="python") if block.page == ROOT / "README.md"))
@@ -40,6 +45,11 @@ def complete(live: Live) -> bool:
     return bool(live.on_loop(lambda: live.core.complete))
 
 
+def task_of_the_guide() -> Block:
+    (block,) = (block for block in PAGES[ROOT / "docs/guides/your-data.md"] if "class Sine" in block.text)
+    return block
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}  # as a script
@@ -58,8 +68,31 @@ def test_the_numpy_guide_learns() -> None:
             assert admin.status().training_loss < 0.01
 
 
+def test_the_loop_that_ddps_guide_ends_with_completes_a_run() -> None:
+    page = ROOT / "docs/guides/from-ddp.md"
+    (block,) = [each for each in blocks(language="diff", folder="docs/guides") if each.page == page]
+    kept = "".join(line[1:] for line in block.text.splitlines(keepends=True) if not line.startswith("-"))
+    x = torch.linspace(-3, 3, 2048).unsqueeze(1)
+    names: dict[str, Any] = {
+        "gem_client": gem_client,
+        "torch": torch,
+        "math": math,
+        "Optimizer": Optimizer,
+        "ShardSampler": ShardSampler,
+        "DataLoader": DataLoader,
+        "LambdaLR": LambdaLR,
+        "device": torch.device("cpu"),
+        "data": TensorDataset(x, torch.sin(x)),
+        "make_model": lambda: nn.Sequential(nn.Linear(1, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 1)),
+        "loss_of": nn.functional.mse_loss,
+    }
+    with serving(config(Hyperparameters(epochs=2, shard_size=256))) as live:
+        run(block._replace(text=kept), names, live.address)
+        assert complete(live)
+
+
 def test_the_task_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = PAGES[ROOT / "docs/guides/own-task.md"]
+    block = task_of_the_guide()
     (tmp_path / "my_task.py").write_text(block.text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     task = load_task("my_task:Sine", None)
@@ -77,7 +110,7 @@ def test_the_task_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_example_of_a_custom_worker_is_the_task_of_the_guide() -> None:
-    (block,) = PAGES[ROOT / "docs/guides/own-task.md"]
+    block = task_of_the_guide()
     example = (ROOT / "deploy/custom-worker/sine.py").read_text(encoding="utf-8")
 
     def methods(text: str) -> list[str]:

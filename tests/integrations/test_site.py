@@ -1,0 +1,43 @@
+"""The documentation site builds without a warning: no broken link or anchor, no page that the menu lacks, all of the API."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gem_client
+import gem_client.torch
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", "docs", "-d", out / "cache"]
+    made = subprocess.run([*command, ".", out / "html"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-4000:]
+    return out / "html"
+
+
+def test_every_page_of_the_index_is_a_page_of_the_site(site: Path) -> None:
+    pages = {path.relative_to(ROOT).with_suffix(".html") for path in ROOT.glob("docs/guides/*.md")}
+    assert len(pages) > 10
+    assert [page for page in pages if not (site / page).is_file()] == []
+
+
+def test_the_search_finds_a_word_of_a_guide(site: Path) -> None:
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.partition("(")[2].rpartition(")")[0])
+    found = index["terms"]["straggler"]
+    found = [found] if isinstance(found, int) else found
+    assert any(index["docnames"][page].startswith("docs/") for page in found)
+
+
+def test_the_api_has_every_public_name(site: Path) -> None:
+    page = (site / "docs" / "api.html").read_text(encoding="utf-8")
+    names = [f"{module.__name__}.{name}" for module in (gem_client, gem_client.torch) for name in module.__all__]
+    assert [name for name in names if f'id="{name}"' not in page] == []
