@@ -23,6 +23,7 @@ from gem_api.v1 import training_pb2 as pb
 
 from gem_client.answer import Answer, Base
 from gem_client.arguments import require_figures
+from gem_client.card import card
 from gem_client.plain_errors import plain_errors
 from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
@@ -42,6 +43,8 @@ class Session:
     While the server is unreachable, a call is retried until `retry` gives up. The server applies each commit once, however
     often it is sent. If the lease ends (the worker was silent for too long, or the server resumed from an older checkpoint),
     the session registers again and drops the current gradient.
+
+    A notebook shows a session as a card with the state of the run and its curves.
 
     Attributes:
         name: The worker's name.
@@ -398,6 +401,10 @@ class Session:
 
     def __reduce__(self) -> NoReturn:
         raise InvalidRequest("a session can't be copied or pickled: open another one with gem_client.connect")
+
+    def _repr_html_(self) -> str:
+        """The card that a notebook shows. It may be read at any time: no call of the session waits for it, or it for them."""
+        return card(self.name, self._member)
 
     def __enter__(self) -> Session:
         return self

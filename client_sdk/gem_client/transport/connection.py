@@ -77,8 +77,10 @@ class Connection:
         response: pb.LeaseShardResponse = self._stub.LeaseShard(request, timeout=self._timeout)
         return response
 
-    def status(self) -> pb.GetStatusResponse:
-        response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
+    def status(self, timeout: float | None = None, *, curves: bool = False) -> pb.GetStatusResponse:
+        """Reads the run's state, with `curves` also its curves. `timeout` takes the place of the connection's."""
+        request = pb.GetStatusRequest(curves=curves)
+        response: pb.GetStatusResponse = self._stub.GetStatus(request, timeout=self._timeout if timeout is None else timeout)
         return response
 
     def report_evaluation(self, report: pb.ReportEvaluationRequest) -> None:
