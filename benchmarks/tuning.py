@@ -26,17 +26,19 @@ import structlog
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client.torch import Optimizer
+from gem_ctl.style import BLUE
 from gem_server.config import ServerConfig
 from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks.mnist import read_idx
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from benchmarks.lib.launch import RunFailed
 from benchmarks.lib.results import Store, plain
 from benchmarks.lib.runs import make_missing
+from benchmarks.lib.style import panels, save, styled
 
 RESULTS = Path(__file__).parents[1] / "docs/results/tuning"
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -199,36 +201,32 @@ SHOWN = {
 }  # the columns of the picture
 
 
-def draw(runs: dict[Choice, Run], path: Path) -> None:
+@styled
+def draw(runs: dict[Choice, Run]) -> Figure:
     """Draws the loss and the median of π of a healthy run, of one that is too hot and of one that starves."""
-    plt.switch_backend("Agg")
-    figure, grid = plt.subplots(2, len(SHOWN), figsize=(11, 5.5), sharex=True, sharey="row", constrained_layout=True)
-    figure.suptitle("AdamW on the server, 16 workers, MNIST: one epoch is 938 commits")
-    for column, (title, choice) in enumerate(SHOWN.items()):
-        curves, (loss, pi) = runs[choice]["curves"], grid[:, column]
-        loss.plot(curves["version"], curves["loss"], color="#1f4e79")
-        pi.plot(curves["version"], curves["pi_median"], color="#1f4e79")
-        loss.set(title=title, ylim=(0, 2.5))
+    title = "AdamW on the server, 16 workers, MNIST: one epoch is 938 commits"
+    figure, places = panels(2, len(SHOWN), title, 2.4, sharex=True, sharey="row")
+    for number, (name, choice) in enumerate(SHOWN.items()):
+        curves, loss, pi = runs[choice]["curves"], places[number], places[number + len(SHOWN)]
+        loss.plot(curves["version"], curves["loss"], color=BLUE)
+        pi.plot(curves["version"], curves["pi_median"], color=BLUE)
+        loss.set(title=name, ylim=(0, 2.5))
         pi.set(xlabel="commits", ylim=(0, 0.6))
-        for axes in (loss, pi):
-            axes.grid(alpha=0.3)
-    grid[0, 0].set_ylabel("training loss")
-    grid[1, 0].set_ylabel("median π of a commit")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    places[0].set_ylabel("training loss")
+    places[len(SHOWN)].set_ylabel("median π of a commit")
+    return figure
 
 
 def row(choice: Choice, run: Run) -> str:
     """A line of the page's table."""
-    settings = choice.hyperparameters()
-    decimal = {name: "–" if run[name] is None else f"{run[name]:.3f}" for name in ("final_loss", "pi_median", "pi_zero")}
-    matched = f"{settings.kappa:g}" if choice.rule == "gem" else "–"
-    cells = [
-        choice.rule, choice.optimizer, f"{choice.learning_rate:g}", matched, choice.local_steps, choice.workers, choice.epochs,
-        run["commits"], f"{100 * run['test_accuracy']:.2f} %", decimal["final_loss"], f"{run['staleness']:.1f}",
-        *((decimal["pi_median"], decimal["pi_zero"]) if choice.rule == "gem" else ("–", "–")),
-    ]  # fmt: skip
-    return f"| {' | '.join(map(str, cells))} |"
+    matched = choice.rule == "gem"
+    method = f"{choice.rule} {choice.optimizer}" + (f", λ {choice.local_steps}" if choice.local_steps > 1 else "")
+    workers = str(choice.workers) + (f", {choice.epochs} epochs" if choice.epochs != EPOCHS else "")
+    kappa = f"{choice.hyperparameters().kappa:g}" if matched else "–"
+    pi = f"{run['pi_median']:.3f}" if matched and run["pi_median"] is not None else "–"
+    loss = "–" if run["final_loss"] is None else f"{run['final_loss']:.3f}"
+    cells = [method, workers, f"{choice.learning_rate:g}", kappa, f"{100 * run['test_accuracy']:.2f}", loss, pi]
+    return f"| {' | '.join(cells)} |"
 
 
 def write_page(runs: dict[Choice, Run], folder: Path) -> Path:
@@ -244,7 +242,7 @@ def write_page(runs: dict[Choice, Run], folder: Path) -> Path:
     )  # fmt: skip
     (folder / "README.md").write_text(page, encoding="utf-8")
     if all(choice in runs for choice in SHOWN.values()):
-        draw(runs, folder / "curves.png")
+        save(draw(runs), folder / "curves.png")
     return folder / "README.md"
 
 

@@ -1,49 +1,45 @@
-"""The page docs/results/many-workers and its pictures."""
+"""The page docs/results/many-workers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from benchmarks.lib import page as markdown
-from benchmarks.many_workers import rivals
+from benchmarks.lib.style import save
+from benchmarks.many_workers import figures, rivals
 from benchmarks.many_workers.check import Comparison, checks_table
-from benchmarks.many_workers.runs import AGAINST, COUNTS, REMEDIES, SEEDS, SPREADS, Run, experiment, order_cases
+from benchmarks.many_workers.runs import (
+    AGAINST,
+    COUNTS,
+    REMEDIES,
+    SEEDS,
+    SPREADS,
+    Runs,
+    experiment,
+    mean_leap,
+    order_cases,
+    under_all_seeds,
+)
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
-
-Runs = Mapping[Experiment, Run]
-_LEAST_LEAP = 0.01  # below this a leap is noise, and is drawn at it on the logarithmic axis
-_ENERGIES = {
-    "moved": "what all commits of a round moved θ",
-    "largest_moment": "the largest |m| of all workers",
-    "proxy": "one worker's m",
-    "mean_moment": "the mean m of all workers",
-}
 
 
 def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, folder: Path) -> Path:
     """Writes README.md and its pictures, as far as the runs for them are there. Returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    plt.switch_backend("Agg")
     if all(experiment(spread=spread, against=against) in runs for spread in SPREADS for against in AGAINST):
-        _draw_order(runs, folder / "order.png")
-        _draw_energies(runs, folder / "energies.png")
+        save(figures.order(runs), folder / "order.png")
+        save(figures.energies(runs), folder / "energies.png")
     counted = [
         count for count in COUNTS if all(experiment(workers=count, spread=spread) in runs for spread in (LOCKSTEP, AT_RANDOM))
     ]
     if len(counted) > 1:
-        _draw_counts(runs, counted, folder / "number.png")
+        save(figures.counts(runs, counted), folder / "number.png")
     body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
     tables = {
         "orders": _order_table(runs),
@@ -57,72 +53,6 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, fol
     }
     (folder / "README.md").write_text(body.format(**tables), encoding="utf-8")
     return folder / "README.md"
-
-
-def _made(runs: Runs, case: Experiment) -> list[Run]:
-    """The runs of a case under every seed, as far as they are there."""
-    return [runs[one] for seed in SEEDS if (one := replace(case, seed=seed)) in runs]
-
-
-def _leap(runs: Runs, case: Experiment) -> float:
-    return float(np.mean([run.leap for run in _made(runs, case)]))
-
-
-def _draw_order(runs: Runs, path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
-    for spread, colour in zip(SPREADS, colormaps["viridis"](np.linspace(0, 0.9, len(SPREADS))), strict=True):
-        run = runs[experiment(spread=spread)]
-        left.plot(run.rounds, run.column("loss"), color=colour, label=f"{spread:g}")
-    left.set(xlabel="rounds: commits of each worker", ylabel="training loss", ylim=(0, 4))
-    left.legend(title="spread of compute times", fontsize=8)
-    for against, colour in zip(AGAINST, ("#b03030", "#1f77b4"), strict=True):
-        leaps = [max(_LEAST_LEAP, _leap(runs, experiment(spread=spread, against=against))) for spread in SPREADS]
-        right.plot(SPREADS, leaps, "o-", color=colour, label="the paper's rule" if against == 1 else f"against = {against:g}")
-    right.set(xlabel="spread of compute times", ylabel="leap of the training loss", yscale="log")
-    right.legend(loc="upper right", fontsize=8)
-    limit = right.twinx()
-    grid = np.linspace(0.02, 0.7, 35)
-    limit.plot(grid, [stable_below(gamma_times(float(each)), 0.9) for each in grid], "--", color="#444444")
-    limit.set(ylabel="the model: stable below this c·η·h (dashed)", yscale="log", ylim=(1, 300))
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    _save(figure, path)
-
-
-def _draw_energies(runs: Runs, path: Path) -> None:
-    figure, panels = _pair("100 workers commit", yscale="log")
-    for axes, spread in panels:
-        run = runs[experiment(spread=spread)]
-        for name, label in _ENERGIES.items():
-            axes.plot(run.rounds, run.column(name), label=label)
-    panels[0][0].set_ylabel("energy, ½Σ(·)²")
-    panels[0][0].legend(fontsize=8)
-    _save(figure, path)
-
-
-def _draw_counts(runs: Runs, counts: Iterable[int], path: Path) -> None:
-    figure, panels = _pair("commits", ylim=(0, 4))
-    for axes, spread in panels:
-        for count in counts:
-            run = runs[experiment(workers=count, spread=spread)]
-            axes.plot(run.rounds, run.column("loss"), label=f"{count} workers")
-        axes.legend(fontsize=8)
-    panels[0][0].set_ylabel("training loss")
-    _save(figure, path)
-
-
-def _pair(title: str, **settings: Any) -> tuple[Figure, list[tuple[Axes, float]]]:
-    """A panel for lockstep and one for random times, each with its spread."""
-    figure, grid = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
-    for axes, order in zip(grid, ("in lockstep", "at random times"), strict=True):
-        axes.set(xlabel="rounds", title=f"{title} {order}", **settings)
-        axes.grid(alpha=0.3)
-    return figure, list(zip(grid, (LOCKSTEP, AT_RANDOM), strict=True))
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def _order_table(runs: Runs) -> str:
@@ -147,10 +77,10 @@ def _count_table(runs: Runs, counts: Iterable[int]) -> str:
 
 def _cells(runs: Runs, case: Experiment) -> str:
     """Leap and accuracy, means over the seeds that are there; dashes if there is none."""
-    made = _made(runs, case)
+    made = under_all_seeds(runs, case)
     if not made:
         return "– | –"
-    return f"{_leap(runs, case):.2f} | {100 * np.mean([run.accuracy for run in made]):.2f} %"
+    return f"{mean_leap(runs, case):.2f} | {100 * np.mean([run.accuracy for run in made]):.2f} %"
 
 
 def _seeds(runs: Runs) -> str:

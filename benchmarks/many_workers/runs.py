@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gem_worker.tasks import Task
@@ -58,6 +59,18 @@ class Run:
     def accuracy(self) -> float:
         """Share of correct answers on the test data at the end."""
         return self.rows[-1].get("accuracy", math.nan)
+
+
+Runs: TypeAlias = Mapping[Experiment, Run]
+
+
+def under_all_seeds(runs: Runs, case: Experiment) -> list[Run]:
+    """The runs of a case under every seed, as far as they are there."""
+    return [runs[one] for seed in SEEDS if (one := replace(case, seed=seed)) in runs]
+
+
+def mean_leap(runs: Runs, case: Experiment) -> float:
+    return float(np.mean([run.leap for run in under_all_seeds(runs, case)]))
 
 
 REMEDIES = {

@@ -1,105 +1,91 @@
-"""The plots: loss over the learning rate, and loss over the number of workers."""
+"""The plots: loss over the learning rate, and loss by the number of workers."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 
+from gem_ctl.style import BLUE, GREY, RED
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from benchmarks.models.analysis import Case, by_rate, measured
-from benchmarks.models.plan import SHARED, STEPS, Results, case, cases
-from benchmarks.models.runs import METHODS, Method, Run
-from benchmarks.paper.statistics import Spread
-from benchmarks.paper.style import Drawing, panels
+from benchmarks.lib.page import count
+from benchmarks.lib.style import BAND, dots, legend, marks, panels, save, shades, styled
+from benchmarks.models.analysis import Summary, by_rate, measured
+from benchmarks.models.plan import SHARED, STEPS, Results, best, case
+from benchmarks.models.runs import METHODS
+from benchmarks.paper.statistics import columns
 
-_COLOURS = {
-    "gem-adamw": "#1f77b4", "downpour-adamw": "#17becf", "gem-own": "#2ca02c", "downpour-own": "#8fbc3f",
-    "adaptive-own": "#ff7f0e", "diloco-8": "#9467bd", "diloco-32": "#e377c2", "gem-sgd": "#d62728",
-}  # fmt: skip
-_ABOVE_BEST = 1.2  # nats shown above a panel's best loss; what lies beyond is marked at the top
+_WIDTHS = sorted(STEPS)
+_ABOVE_BEST = 1.2  # nats shown above the best loss; what lies beyond is marked at the top
+_MATCHED, _UNMATCHED, _ALONE = ("energy matching", BLUE, "o"), ("no energy matching", RED, "D"), ("one worker alone", GREY, "s")
 
 
 def draw(folder: Path, results: Results) -> list[str]:
     """Writes each plot that has something to show; returns their names."""
     drawings = {"rates": rates(results), "workers": workers(results)}
-    for name, drawing in drawings.items():
-        if drawing is not None:
-            drawing.save(folder, name)
-    return [name for name, drawing in drawings.items() if drawing is not None]
+    for name, figure in drawings.items():
+        if figure is not None:
+            save(figure, folder / f"{name}.png")
+    return [name for name, figure in drawings.items() if figure is not None]
 
 
-def rates(results: Results) -> Drawing | None:
-    """A panel for each number of workers; a line for each method. A point with several seeds has a bar for their range."""
-    widths = [n for n in sorted(STEPS) if any(by_rate(each, results) for each in cases(n))]
-    if not widths:
+@styled
+def rates(results: Results) -> Figure | None:
+    """A panel for each method; a line for each number of workers, with its chosen rate in a circle."""
+    found = {(name, n): dict(by_rate(case(name, n), results)) for name in METHODS for n in _WIDTHS}
+    losses = [each.loss.low for points in found.values() for each in points.values() if each.loss.count]
+    if not losses:
         return None
-    columns = min(2, len(widths))
-    rows = -(-len(widths) // columns)
-    drawing, places = panels(rows, columns, "Held-out loss over the learning rate", 6.2, 4.6)
-    for axes, n in zip(places, widths, strict=False):
-        _rates_panel(drawing, axes, n, cases(n), results)
-    for axes in places[len(widths) :]:
-        axes.set_axis_off()
-    _legend_below(drawing, places, 4)
-    return drawing
+    title = "Held-out loss over the learning rate (○: the chosen rate, ▲: above the panel, or diverged)"
+    figure, places = panels(-(-len(METHODS) // 4), 4, title, 3.0, sharey=True)
+    low, top = min(losses) - 0.05, min(losses) + _ABOVE_BEST
+    for axes, (name, method) in zip(places, METHODS.items(), strict=False):
+        for number, (n, colour) in enumerate(zip(_WIDTHS, shades(len(_WIDTHS)), strict=True)):
+            chosen = best(case(name, n), results)
+            label, shift = f"{count(n)}, {STEPS[n]} steps each", 1.08 ** (number - 1.5)
+            _rates_line(axes, label, found[name, n], chosen.rate if chosen else None, colour, top, shift)
+        axes.set(title=fill(method.label, 24), xlabel="learning rate (log scale)", xscale="log", ylim=(low, top))
+    for axes in places[::4]:
+        axes.set_ylabel("held-out loss (nats a character)")
+    legend(figure, BAND)
+    return figure
 
 
-def _rates_panel(drawing: Drawing, axes: Axes, n: int, of: list[Run], results: Results) -> None:
-    title = f"{n} worker{'s' if n > 1 else ''}, {STEPS[n]} steps each"
-    beyond: list[tuple[float, str]] = []
-    lines = [(each, by_rate(each, results)) for each in of]
-    lowest = [point.loss.low for _, points in lines for _, point in points if point.loss.count]
-    top = min(lowest, default=0) + _ABOVE_BEST
-    for each, points in lines:
-        method, colour = METHODS[each.method], _COLOURS[each.method]
-        shown = [(x, point.loss) for x, point in points if point.loss.count]
-        beyond += [(x, colour) for x, point in points if not point.loss.count or point.loss.mean > top]
-        if shown:
-            xs, values = zip(*shown, strict=True)
-            drawing.points(axes, title, method.label, list(xs), list(values), colour, style=_style(method))
-    for number, (x, colour) in enumerate(beyond):
-        axes.plot(x * 1.06 ** (number % 3 - 1), top - 0.03, "^", color=colour, markersize=7)
-    axes.set_xscale("log")
-    axes.set(title=title, xlabel="learning rate (log scale; ▲: above, or diverged)", ylabel="held-out loss (nats a character)")
-    axes.set_ylim(min(lowest, default=0) - 0.05, top)
+def _rates_line(
+    axes: Axes, label: str, points: dict[float, Summary], chosen: float | None, colour: str, top: float, shift: float
+) -> None:  # fmt: skip
+    """One number of workers; what is above the top is marked there, moved aside by a factor."""
+    shown = {rate: each.loss for rate, each in points.items() if each.loss.count}
+    if shown:
+        marks(axes, columns(list(shown), list(shown.values())), colour, label)
+    if chosen is not None:
+        axes.plot(chosen, points[chosen].loss.mean, "o", color=colour, markersize=11, fillstyle="none")
+    beyond = [rate * shift for rate, each in points.items() if not each.loss.count or each.loss.mean > top]
+    axes.plot(beyond, [top - 0.03] * len(beyond), "^", color=colour)
 
 
-def workers(results: Results) -> Drawing | None:
-    """Loss at the best rate over the number of workers, beside AdamW alone with as many samples, or as many steps."""
-    found = {n: [measured(each, results) for each in cases(n)] for n in sorted(STEPS)}
-    if not any(each.summary.outcomes for of in found.values() for each in of):
+@styled
+def workers(results: Results) -> Figure | None:
+    """A panel for each number of workers: the loss of each method at its best rate, and that of AdamW alone."""
+    found = {n: [measured(case(name, n), results).summary.loss for name in METHODS] for n in _WIDTHS}
+    if not any(loss.count for losses in found.values() for loss in losses):
         return None
-    drawing, (axes,) = panels(1, 1, "Held-out loss at each method's best learning rate", 10.0, 6.2)
-    places = {n: float(place) for place, n in enumerate(sorted(STEPS))}
-    for number, (name, method) in enumerate(METHODS.items()):
-        points = [(n, each) for n, of in found.items() for each in of if each.case.method == name and each.summary.loss.count]
-        shift = (number - len(METHODS) / 2) * 0.05  # so that bars don't hide each other
-        _line(drawing, axes, method.label, [(places[n] + shift, each) for n, each in points], _COLOURS[name], _style(method))
-    alone = {n: (measured(case(SHARED, 1, n * STEPS[n]), results), measured(case(SHARED, 1, STEPS[n]), results)) for n in STEPS}
-    for label, which, colour in (("one worker's AdamW, as many samples", 0, "#000000"), ("… as many steps", 1, "#999999")):
-        line = [(places[n], alone[n][which]) for n in sorted(STEPS) if alone[n][which].summary.loss.count]
-        _line(drawing, axes, label, line, colour, "s:")
-    axes.set_xticks(list(places.values()), [f"{n}\n{STEPS[n]} steps each" for n in places])
-    axes.set(xlabel="workers (lines that leave the picture are in the table)", ylabel="held-out loss (nats a character)")
-    useful = [of.summary.loss.high for _, of in alone.values() if of.summary.loss.count]
-    if useful:  # a method that is worse than one worker alone must not squeeze the others
-        axes.set_ylim(top=max(useful) + 0.1)
-    _legend_below(drawing, [axes], 3)
-    return drawing
-
-
-def _line(drawing: Drawing, axes: Axes, label: str, points: list[tuple[float, Case]], colour: str, style: str) -> None:
-    if points:
-        values: list[Spread] = [each.summary.loss for _, each in points]
-        drawing.points(axes, "workers", label, [x for x, _ in points], values, colour, style=style)
-
-
-def _legend_below(drawing: Drawing, places: list[Axes], columns: int) -> None:
-    """One legend for all panels, where it hides nothing."""
-    entries = {label: handle for axes in places for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    drawing.figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=9)
-
-
-def _style(method: Method) -> str:
-    """Solid lines for rules that match energies."""
-    return "o-" if method.rule == "gem" else "o--"
+    alone = {n: [measured(case(SHARED, 1, steps), results).summary.loss for steps in (n * STEPS[n], STEPS[n])] for n in _WIDTHS}
+    title = "Held-out loss (nats a character) at each method's best learning rate"
+    figure, places = panels(1, len(_WIDTHS), title, 3.6, sharex=True, sharey=True)
+    lowest = min(loss.low for losses in found.values() for loss in losses if loss.count)
+    limits = [loss.high for pair in alone.values() for loss in pair if loss.count]
+    # A method that is worse than one worker alone must not squeeze the others.
+    places[0].set_xlim(lowest - 0.05, max(limits, default=lowest + _ABOVE_BEST) + 0.05)
+    rows = [*(method.label for method in METHODS.values()), "AdamW alone, as many samples", "AdamW alone, as many steps"]
+    kinds = [_MATCHED if method.rule == "gem" else _UNMATCHED for method in METHODS.values()]
+    for axes, n in zip(places, _WIDTHS, strict=True):
+        for height, (loss, kind) in enumerate(zip([*found[n], *alone[n]], [*kinds, _ALONE, _ALONE], strict=True)):
+            label, colour, marker = kind
+            dots(axes, columns([height], [loss]), colour, label, marker)
+        axes.set(title=f"{count(n)},\n{STEPS[n]} steps each", xlabel="held-out loss")
+    places[0].set_yticks(range(len(rows)), rows)
+    places[0].invert_yaxis()
+    legend(figure, BAND, columns=4)
+    return figure

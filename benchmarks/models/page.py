@@ -20,7 +20,7 @@ _PICTURES = {"workers": "at the best rate over the number of workers", "rates": 
 _WIDTHS = sorted(STEPS)
 _COMPARED = (  # what energy matching changes, and what it is measured against
     ("gem-adamw", "downpour-adamw"), ("gem-own", "downpour-own"), ("gem-own", "adaptive-own"), ("gem-adamw", "gem-own"),
-    ("gem-adamw", "diloco-8"), ("gem-adamw", "diloco-32"), ("gem-adamw", "gem-sgd"),
+    ("gem-adamw", "gem-sgd"),
 )  # fmt: skip
 
 _NO_VERDICT = """\
@@ -34,18 +34,14 @@ def write(folder: Path, results: Results, conditions: Mapping[str, Any], plots: 
     """Writes README.md, from page.txt, for the plots that lie in the folder."""
     remarks = folder / REMARKS
     cells = {(name, n): measured(plan.case(name, n), results) for name in METHODS for n in _WIDTHS}
-    windows = [STEPS[n] // 32 for n in _WIDTHS if n > 1]
     parts: dict[str, Any] = {
-        "methods": _methods(), "batch": plan.case(plan.SHARED, 1).batch_size, "chance": math.log(96), "warmup": WARMUP_STEPS,
+        "batch": plan.case(plan.SHARED, 1).batch_size, "chance": math.log(96), "warmup": WARMUP_STEPS,
         "verdict": remarks.read_text(encoding="utf-8").strip() if remarks.exists() else _NO_VERDICT,
-        "progress": _progress(results), "seeds": len(plan.SEEDS), "losses": _losses(cells) + _picture("workers", plots),
-        "differences": _differences(cells), "alone": _alone(cells, results), "rates": _rates(cells) + _picture("rates", plots),
-        "kappas": _kappas(results), "mnist": _mnist(results), "mnist_workers": plan.MNIST_WORKERS,
-        "mnist_steps": plan.MNIST_STEPS, "mnist_batch": plan.MNIST_BATCH, "machine": _machine(conditions),
-        "staleness": _staleness(cells),
-        "seed": plan.SEEDS[0],
-        "steps": ", ".join(f"{count(n)} × {steps} steps" for n, steps in sorted(STEPS.items())),
-        "fewest": min(windows), "most": max(windows),
+        "progress": _progress(results), "seeds": len(plan.SEEDS),
+        "losses": _losses(cells) + _picture("workers", plots) + _picture("rates", plots),
+        "differences": _differences(cells), "alone": _alone(cells, results), "kappas": _kappas(results),
+        "mnist": _mnist(results), "mnist_workers": plan.MNIST_WORKERS, "mnist_steps": plan.MNIST_STEPS,
+        "mnist_batch": plan.MNIST_BATCH, "machine": _machine(conditions), "staleness": _staleness(cells), "seed": plan.SEEDS[0],
     }  # fmt: skip
     page = folder / "README.md"
     page.write_text(_TEMPLATE.read_text(encoding="utf-8").format(**parts), encoding="utf-8")
@@ -55,15 +51,6 @@ def write(folder: Path, results: Results, conditions: Mapping[str, Any], plots: 
 def _picture(name: str, plots: Iterable[str]) -> str:
     """The plot, after a table; nothing if it is not there."""
     return f"\n\n![Loss {_PICTURES[name]}]({name}.png)" if name in plots else ""
-
-
-def _methods() -> str:
-    rows = []
-    for method in METHODS.values():
-        flags = [f"--rule {method.rule}", f"--optimizer {method.optimizer}"]
-        flags += [f"--local-steps {method.local_steps}"] if method.local_steps > 1 else []
-        rows.append([method.label, f"`{' '.join(flags)}`"])
-    return table(["Method", "Flags of `gem-train`"], rows)
 
 
 def _progress(results: Results) -> str:
@@ -138,17 +125,10 @@ def _alone(cells: Mapping[tuple[str, int], Case], results: Results) -> str:
     return table(heads, rows)
 
 
-def _rates(cells: Mapping[tuple[str, int], Case]) -> str:
-    rows = [
-        [method.label, *(f"{best.rate:g}" if (best := cells[name, n].best) else "–" for n in _WIDTHS)]
-        for name, method in METHODS.items()
-    ]
-    return table(["Method", *map(count, _WIDTHS)], rows)
-
-
 def _kappas(results: Results) -> str:
     rows = []
-    for each in sorted(plan.matched_cases(), key=lambda run: (plan.MATCHED.index(run.method), run.workers)):
+    cases = [each for each in plan.matched_cases() if each.method in plan.ON_SERVER]
+    for each in sorted(cases, key=lambda run: (plan.MATCHED.index(run.method), run.workers)):
         found = by_kappa(each, results)
         texts = [_text(found[kappa]) if kappa in found else "not run" for kappa in plan.KAPPAS]
         rows.append([METHODS[each.method].label, each.workers, *texts])
@@ -181,7 +161,7 @@ def _staleness(cells: Mapping[tuple[str, int], Case]) -> str:
         n: spread(outcome.staleness for (_, width), each in cells.items() if width == n for outcome in each.summary.outcomes)
         for n in _WIDTHS
     }
-    return ", ".join(f"{each.text('{:.1f}')} with {count(n)}" for n, each in of.items() if each.count) or "not measured yet"
+    return ", ".join(f"{each.mean:.1f} with {count(n)}" for n, each in of.items() if each.count) or "not measured yet"
 
 
 def _number(loss: float) -> str:

@@ -11,7 +11,7 @@ from gem_api.process.lifetime import interruptible
 
 from benchmarks.lib.runs import make_missing
 from benchmarks.paper import page
-from benchmarks.paper.figures import DRAWINGS
+from benchmarks.paper.figures import draw_figure
 from benchmarks.paper.plan import FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import Runner
 from benchmarks.paper.statistics import gather
@@ -42,7 +42,7 @@ _QUICK_NOTE = "A quick look: fewer workers, steps and seeds than the paper has, 
 )
 @click.option("--processes", type=click.IntRange(1), default=max(2, os.cpu_count() or 2), show_default="one for each core",
               help="Worker processes of each run.")  # fmt: skip
-@click.option("--draw-only", is_flag=True, help="Run nothing; draw and describe the existing results.")
+@click.option("--draw-only", is_flag=True, help="Run nothing; draw what is stored, and describe existing runs.")
 @interruptible()
 def main(
     figures: tuple[str, ...], data: Path | None, is_quick: bool, out: Path | None, steps: int | None, seeds: int | None,
@@ -54,7 +54,8 @@ def main(
     chosen = _chosen(figures)
     folder = out or (_QUICK_OUT if is_quick else _OUT)
     if draw_only and not any((folder / "runs").glob("*.json")):
-        raise click.UsageError(f"there are no results in {folder / 'runs'}: name their folder with --out")
+        _redraw(chosen, folder)
+        return
     scale = _scale(data, is_quick, steps, seeds, draw_only)
     runner = Runner(folder / "runs", data, processes)
     wanted = [] if draw_only else experiments(chosen, scale)
@@ -74,9 +75,18 @@ def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
         # A figure with only a few lines, which others share, is left out.
         enough = name == "beyond" or 2 * len(measured) > len(groups)
         states[name] = page.State(measured if enough else [], sum(len(group.experiments) for group in groups))
-        if states[name].measured:
-            DRAWINGS[name](states[name].measured, scale).save(folder, name)
+        draw_figure(name, states[name].measured, folder)
     return page.write(folder, scale, states, note)
+
+
+def _redraw(chosen: list[str], folder: Path) -> None:
+    """Draws the figures of stored content. The page stays as it is: it needs the runs. Raises UsageError."""
+    names = [name for name in chosen if (folder / f"{name}.json").exists()]
+    if not names:
+        raise click.UsageError(f"there are no results in {folder}: name their folder with --out")
+    for name in names:
+        draw_figure(name, [], folder)
+    click.echo(f"drawn from their stored content: {', '.join(names)}")
 
 
 def _chosen(names: tuple[str, ...]) -> list[str]:

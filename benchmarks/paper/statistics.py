@@ -124,6 +124,12 @@ def spread(values: Iterable[float | None]) -> Spread:
     return Spread(sum(known) / len(known), min(known), max(known), len(known))
 
 
+def columns(x: Sequence[float], values: Sequence[Spread], scale: float = 1.0) -> dict[str, Array]:
+    """The numbers as columns x, mean, low and high."""
+    rows = {name: scale * np.array([getattr(each, name) for each in values]) for name in ("mean", "low", "high")}
+    return {"x": np.array(x, float), **rows}
+
+
 def final(result: Result, column: str = "loss") -> float:
     """The mean over the last tenth of the run; NaN where it has no numbers, or where the run diverged."""
     values = result.curves.get(column, np.array([]))

@@ -4,45 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from matplotlib import pyplot as plt
-from matplotlib.lines import Line2D
+from gem_ctl.style import BLUE, GREY, ORANGE
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from benchmarks.lib.style import legend, panels, save, styled
 from benchmarks.peers.claims import rate
 from benchmarks.peers.results import Cell, Results, Row
 
-_COLORS = {"ours": "#d1495b", "peer": "#30638e", "floor": "#b8b8b8"}
-_PLAIN = 0.45  # opacity of contenders that do not apply GEM
+_KINDS = ("ours", "peer", "floor")
+_PALE = 0.5  # opacity of contenders that do not apply GEM
 _LEGEND = (
-    ("this server, GEM", _COLORS["ours"], 1.0),
-    ("others, GEM", _COLORS["peer"], 1.0),
-    ("others, plain add", _COLORS["peer"], _PLAIN),
-    ("floors: only part of the work", _COLORS["floor"], 1.0),
+    Patch(color=BLUE, label="this server, GEM"),
+    Patch(color=ORANGE, label="others, GEM"),
+    Patch(color=ORANGE, alpha=_PALE, label="others, plain add"),
+    Patch(color=GREY, alpha=_PALE, label="upper bounds: only a part of the work"),
 )
 
 
 def draw(results: Results, path: Path) -> None:
-    """Writes a PNG for the fewest workers measured: a panel for each size, contenders in the same order in all. Contenders that
-    differ in their settings alone are one row, with the fastest settings, as in the claims."""
+    """Writes the picture as a PNG."""
+    save(figure(results), path)
+
+
+@styled
+def figure(results: Results) -> Figure:
+    """For the fewest workers measured: a panel for each size, contenders in the same order in all. Contenders that differ in
+    their settings alone are one row, with the fastest settings, as in the claims."""
     cells = [cell for cell in results.cells() if cell.workers == min(each.workers for each in results.cells())]
     fastest = {cell: _fastest(results.rows(cell)) for cell in cells}
-    labels = _order(fastest.values())
-    plt.switch_backend("Agg")
-    figure, panels = plt.subplots(
-        1, len(cells), figsize=(3.2 + 2.9 * len(cells), 1.5 + 0.24 * len(labels)), sharey=True, squeeze=False,
-        constrained_layout=True,
-    )  # fmt: skip
-    figure.suptitle(f"Round trips per second of {cells[0].workers} workers together (log scale)", fontweight="bold")
-    for axes, cell in zip(panels[0], cells, strict=True):
-        _panel(axes, cell, list(fastest[cell].values()), labels)
-    _name_contenders(panels[0][0], labels)
-    handles: list[Any] = [Patch(color=color, alpha=alpha, label=label) for label, color, alpha in _LEGEND]
-    handles.append(Line2D([], [], color="black", linewidth=1, label="lowest to highest repeat"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 if len(cells) == 1 else 5, frameon=False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    order = _order(fastest.values())
+    title = f"Round trips per second of {cells[0].workers} workers together (lines: lowest to highest repeat)"
+    drawn, places = panels(1, len(cells), title, 0.6 + 0.26 * len(order), sharey=True)
+    for axes, cell in zip(places, cells, strict=True):
+        _panel(axes, cell, fastest[cell], list(order))
+    places[0].set_yticks(range(len(order)), [_name(row) for row in order.values()])
+    places[0].invert_yaxis()
+    for label, row in zip(places[0].get_yticklabels(), order.values(), strict=True):
+        label.set_fontweight("bold" if row.kind == "ours" else "normal")
+    legend(drawn, *_LEGEND, columns=2)
+    return drawn
+
+
+def _name(row: Row) -> str:
+    return row.label.removesuffix(", one thread").removeprefix("floor: ")
 
 
 def _fastest(rows: dict[str, Row]) -> dict[str, Row]:
@@ -54,12 +61,11 @@ def _fastest(rows: dict[str, Row]) -> dict[str, Row]:
 
 
 def _order(cells: Iterable[dict[str, Row]]) -> dict[str, Row]:
-    """One row per contender: this server, peers with GEM, peers that only add, floors; within each group the fastest first."""
+    """One row per contender: this server, peers with GEM, peers that only add, bounds; in each group the fastest first."""
     rows: dict[str, Row] = {}
     for each in cells:
         rows = each | rows
-    kinds = list(_COLORS)
-    return dict(sorted(rows.items(), key=lambda item: (kinds.index(item[1].kind), _is_plain(item[1]), -item[1].rate)))
+    return dict(sorted(rows.items(), key=lambda item: (_KINDS.index(item[1].kind), _is_plain(item[1]), -item[1].rate)))
 
 
 def _is_plain(row: Row) -> bool:
@@ -67,31 +73,20 @@ def _is_plain(row: Row) -> bool:
     return row.kind == "peer" and row.rule != "gem"
 
 
-def _panel(axes: Any, cell: Cell, rows: list[Row], order: dict[str, Row]) -> None:
-    axes.set_title(f"{_millions(cell.parameters)} parameters", loc="left", fontsize=11)
-    if not rows:
-        axes.set_axis_off()
-        return
-    heights = {name: -index for index, name in enumerate(order)}
-    for row in rows:
-        height, (lowest, highest) = heights[row.of], row.spread
-        axes.barh(height, row.rate, height=0.72, color=_COLORS[row.kind], alpha=_PLAIN if _is_plain(row) else 1)
+def _panel(axes: Axes, cell: Cell, rows: dict[str, Row], order: list[str]) -> None:
+    """Bars from zero, with a line from the lowest to the highest repeat."""
+    for height, name in enumerate(order):
+        if name not in rows:
+            axes.text(0, height, " not measured", va="center", fontsize=8, color=GREY)
+            continue
+        row, (lowest, highest) = rows[name], rows[name].spread
+        pale = _is_plain(row) or row.kind == "floor"
+        axes.barh(height, row.rate, height=0.72, color=(BLUE, ORANGE, GREY)[_KINDS.index(row.kind)], alpha=_PALE if pale else 1)
         axes.plot([lowest, highest], [height, height], color="black", linewidth=1)
         axes.annotate(rate(row.rate), (highest, height), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_xscale("log")
-    axes.xaxis.set_minor_formatter("")
-    axes.set_xlim(min(row.spread[0] for row in rows) / 2, max(row.spread[1] for row in rows) * 3)
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _name_contenders(axes: Any, order: dict[str, Row]) -> None:
-    axes.set_yticks(
-        [-index for index in range(len(order))], [row.label.removesuffix(", one thread") for row in order.values()], fontsize=9
-    )
-    for label, row in zip(axes.get_yticklabels(), order.values(), strict=True):
-        label.set_fontweight("bold" if row.kind == "ours" else "normal")
+    axes.set(title=f"{_millions(cell.parameters)} parameters", xlabel="round trips per second")
+    axes.set_xlim(0, 1.3 * max(row.spread[1] for row in rows.values()))
+    axes.grid(axis="y", visible=False)
 
 
 def _millions(parameters: int) -> str:

@@ -24,11 +24,14 @@ import click
 import numpy as np
 from gem_api.errors import GemError
 from gem_client import Admin, connect
+from gem_ctl.style import PALE, RED
 from gem_worker.launcher.cluster import free_port
+from matplotlib.figure import Figure
 
 from benchmarks.lib.measuring import measurement
 from benchmarks.lib.processes import server
 from benchmarks.lib.results import write_json
+from benchmarks.lib.style import legend, panels, save, styled
 
 PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions in each
 MAX_COMMITS = 600  # commits of one session before it leaves and returns under the same name
@@ -83,7 +86,7 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
     click.echo(report(course, lines, durability))
     result = {"durability": durability, "parameters": parameters, "lines": [asdict(line) for line in lines], **asdict(course)}
     write_json(out / f"soak-{durability}.json", result, indent=None)
-    draw(course, lines, out / f"soak-{durability}.png")
+    save(draw(course, lines), out / f"soak-{durability}.png")
     if not all(line.flat for line in lines):
         sys.exit(1)
 
@@ -195,31 +198,21 @@ def report(course: Course, lines: list[Line], durability: str) -> str:
     return "\n".join([head, f"after the first {WARM_UP:.0%}:", title, *rows])
 
 
-def draw(course: Course, lines: list[Line], path: Path) -> None:
-    """Writes a PNG."""
-    from matplotlib import pyplot as plt
-
-    plt.switch_backend("Agg")
-    figure, panels = plt.subplots(len(lines), 1, figsize=(9, 5), sharex=True, constrained_layout=True)
-    figure.suptitle(f"What gem-server holds over {course.commits[-1]:,} commits of workers that come, leave and are killed")
+@styled
+def draw(course: Course, lines: list[Line]) -> Figure:
+    title = f"What gem-server holds over {course.commits[-1]:,} commits of workers that come, leave and are killed"
+    figure, places = panels(len(lines), 1, title, 1.5, sharex=True)
     first = int(WARM_UP * len(course.commits))
-    for axes, line in zip(panels, lines, strict=True):
-        axes.plot(course.commits, course.values[line.name], color="#30638e", linewidth=1, label="sampled")
-        ends = np.array([course.commits[first], course.commits[-1]], float)
-        axes.plot(
-            ends,
-            line.begin + line.slope * (ends - ends[0]) / 1e5,
-            color="#d1495b",
-            label=f"fitted: {line.slope:+.2f} in 100,000 commits",
-        )
-        axes.set_ylabel(line.name)
+    ends = np.array([course.commits[first], course.commits[-1]], float)
+    for axes, line in zip(places, lines, strict=True):
+        axes.plot(course.commits, course.values[line.name], color=PALE, label="sampled")
+        axes.plot(ends, line.begin + line.slope * (ends - ends[0]) / 1e5, color=RED, label="fitted")
+        axes.set(title=f"{line.name}: {line.slope:+.2f} in 100,000 commits".replace("-", "−"), ylabel=line.name)
         axes.set_ylim(0, 1.2 * max(course.values[line.name]))
-        axes.legend(loc="lower right", fontsize=8)
-        axes.grid(alpha=0.3)
-    panels[-1].set_xlabel("commits applied")
-    panels[-1].xaxis.set_major_formatter("{x:,.0f}")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    places[-1].set_xlabel("commits applied")
+    places[-1].xaxis.set_major_formatter("{x:,.0f}")
+    legend(figure)
+    return figure
 
 
 if __name__ == "__main__":

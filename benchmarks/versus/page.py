@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.page import count, table
-from benchmarks.versus import figure
-from benchmarks.versus.analysis import Cell, base_of, cell, one_workers, ratio, tuned
+from benchmarks.versus import figure, plan
+from benchmarks.versus.analysis import Cell, base_of, cell, ratio, tuned
 from benchmarks.versus.contenders import contenders
 from benchmarks.versus.contenders.ours import VARIANTS
 from benchmarks.versus.models import GOALS
-from benchmarks.versus.plan import ONE_WORKER, RATE_PROFILE, RATE_SEED, WIDTHS, Case, Choice, Results, best_rate, rates, wanted
+from benchmarks.versus.plan import BASE, ONE_WORKER, RATE_PROFILE, RATE_SEED, WIDTHS, Case, Choice, Results
 from benchmarks.versus.profiles import PROFILES
 
 _TEMPLATE = Path(__file__).with_name("page.txt")
 _REMARKS = "remarks.md"  # written by hand, beside the page
 _NO_VERDICT = "**To be written, in `remarks.md`, when the runs are complete.**"
-Rate = Callable[[Case, Results], float | None]
+_FIRST = next(iter(GOALS))
+_MAIN = (BASE, "gem")  # in the table of all clusters
+_OTHERS_IN = [name for name, each in PROFILES.items() if each.unit == 1]  # the clusters in which all contenders are
 
 
 def write(
@@ -41,8 +44,8 @@ def write(
         "verdict": remarks.read_text(encoding="utf-8").strip() if remarks.exists() else _NO_VERDICT,
         "progress": _progress(results, choice),
         "figure": f"![Time to the lower loss by kind of cluster]({figure.NAME})" if drawn else "",
-        "times": _times(results, tuned), "untuned": _times(results, one_workers), "samples": _samples(results),
-        "one_worker": ", ".join(f"{rate:g} for {name}" for name, rate in ONE_WORKER.items()),
+        "times": _times(results), "samples": _samples(results), "others": _others(results), "others_width": WIDTHS[0],
+        "one_worker": ONE_WORKER["adamw"],
         "rates": _rates(results), "overhead": _overhead(overhead),
         "profiles": " ".join(f"`{each.name}`: {each.meaning}." for each in PROFILES.values()),
         "flags": " or ".join(f"`{' '.join(flags)}`" for flags in VARIANTS["gem"].flags.values()),
@@ -56,7 +59,7 @@ def write(
 
 
 def _progress(results: Results, choice: Choice) -> str:
-    runs = set(wanted(choice, results))
+    runs = set(plan.wanted(choice, results))
     missing = [run for run in runs if results(run) is None]
     if not missing:
         return f"{count(len(runs), 'run')}; nothing is missing."
@@ -71,17 +74,17 @@ def _cases() -> list[Case]:
     return [Case(name, model, width) for model in GOALS for width in sorted(WIDTHS) for name in contenders()]
 
 
-def _times(results: Results, rate: Rate) -> str:
+def _times(results: Results) -> str:
+    """DDP and this server in each cluster. Left out is a model and number of workers with which DDP's best rate fails."""
     rows = []
-    for case in _cases():
-        for profile in PROFILES:
-            mine = cell(case, profile, rate(case, results), results)
-            if mine is None:
-                continue
-            base = cell(base_of(case), profile, rate(base_of(case), results), results)
+    for case, profile in product(_cases(), PROFILES):
+        equal, base = (cell(base_of(case), kind, tuned(base_of(case), results), results) for kind in (RATE_PROFILE, profile))
+        failed = equal is not None and equal.mean(0) is None
+        mine = cell(case, profile, tuned(case, results), results)
+        if mine is not None and case.contender in _MAIN and not failed:
             texts = [text for which in (0, 1) for text in (_time(mine, which), _ratio(ratio(mine, base, which)))]
             rows.append([case.model, case.workers, profile, contenders()[case.contender].label, f"{mine.rate:g}", *texts])
-    rows.sort(key=lambda row: (row[0] != next(iter(GOALS)), row[1], list(PROFILES).index(str(row[2]))))
+    rows.sort(key=lambda row: (row[0] != _FIRST, row[1], list(PROFILES).index(str(row[2]))))
     heads = ["Model", "Workers", "Cluster", "Contender", "Rate", "Higher loss", "Ratio to DDP", "Lower loss", "Ratio to DDP"]
     return table(heads, rows) if rows else "Not measured yet."
 
@@ -98,21 +101,37 @@ def _ratio(found: float | None) -> str:
     return "–" if found is None else f"{found:.2f}"
 
 
-def _samples(results: Results) -> str:
+def _others(results: Results) -> str:
+    """Every contender's time to the transformer's lower loss, with the number of workers that all have; DDP untuned, too."""
+    cases = {name: Case(name, _FIRST, WIDTHS[0]) for name in contenders()}
+    named = [(case, contenders()[name].label, tuned(case, results)) for name, case in cases.items()]
+    untuned = ONE_WORKER[cases[BASE].optimizer]
+    named.insert(1, (cases[BASE], f"{contenders()[BASE].label} at {untuned:g}", untuned))
     rows = []
-    for case in _cases():
-        found = [cell(case, profile, tuned(case, results), results) for profile in PROFILES]
+    for case, label, rate in named:
+        found = [cell(case, profile, rate, results) for profile in _OTHERS_IN]
         if any(found):
-            texts = ["–" if each is None or (mean := each.mean_samples(1)) is None else f"{mean / 1000:.1f}" for each in found]
-            rows.append([case.model, case.workers, contenders()[case.contender].label, *texts])
-    return table(["Model", "Workers", "Contender", *PROFILES], rows) if rows else "Not measured yet."
+            rows.append([label, *("–" if each is None else _time(each, 1) for each in found)])
+    return table(["Contender", *_OTHERS_IN], rows) if rows else "Not measured yet."
+
+
+def _samples(results: Results) -> str:
+    """The lowest and the highest ratio to DDP's samples for the transformer, by contender."""
+    found: dict[str, list[float]] = {}
+    for case, profile in product(_cases(), PROFILES):
+        mine, base = (cell(one, profile, tuned(one, results), results) for one in (case, base_of(case)))
+        if case.model == _FIRST and case.contender != BASE and mine is not None and base is not None:
+            used, theirs = mine.mean_samples(1), base.mean_samples(1)
+            if used is not None and theirs is not None:
+                found.setdefault(contenders()[case.contender].label, []).append(used / theirs)
+    return "; ".join(f"{name}: {min(of):.2f} to {max(of):.2f}" for name, of in found.items()) or "not measured yet"
 
 
 def _rates(results: Results) -> str:
     rows = []
     for case in _cases():
-        best, texts = best_rate(case, results), []
-        for rate in rates(case, results):
+        best, texts = plan.best_rate(case, results), []
+        for rate in plan.rates(case, results):
             found = results(case.run(RATE_PROFILE, rate, RATE_SEED))
             if found is not None:
                 text = f"**{rate:g}**" if rate == best else f"{rate:g}"
@@ -127,8 +146,8 @@ def _rates(results: Results) -> str:
 def _overhead(found: Mapping[Case, float]) -> str:
     if not found:
         return "Not measured yet: `python -m benchmarks.versus --overhead`."
-    rows = [
-        [case.model, case.workers, contenders()[case.contender].label, f"{milliseconds:.1f}"]
-        for case, milliseconds in found.items()
-    ]
-    return table(["Model", "Workers", "Contender", "ms"], rows)
+    rows = []
+    for model, name in dict.fromkeys((case.model, case.contender) for case in found):
+        times = (found.get(Case(name, model, width)) for width in sorted(WIDTHS))
+        rows.append([model, contenders()[name].label, *("–" if time is None else f"{time:.1f}" for time in times)])
+    return table(["Model", "Contender", *map(count, sorted(WIDTHS))], rows)

@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
+
+from gem_ctl.plots import Plot
 
 _MAX_ROWS = 100  # of the table of workers
-
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1240px; margin: 0 auto; padding: 24px; }
-h1 { margin: 0 0 4px; } h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f4e79; padding-bottom: 4px; }
-h3 { margin: 0; font-size: 15px; } .quiet { color: #666; } p { margin: 4px 0 12px; }
-.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0; }
-.tile { border: 1px solid #ddd; border-radius: 8px; padding: 10px 16px; min-width: 120px; }
-.tile b { display: block; font-size: 24px; color: #1f4e79; font-weight: 600; }
-.panels { display: grid; gap: 28px 24px; margin-top: 16px; }
-.panels { grid-template-columns: repeat(auto-fit, minmax(min(520px, 100%), 1fr)); }
-.panel svg { width: 100%; height: auto; } .panel p { font-size: 13px; color: #666; }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(260px, 100%), 1fr)); gap: 2px 24px; }
-dl div { display: flex; gap: 8px; } dt { color: #666; flex: none; } dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; } th { color: #666; font-weight: normal; text-align: right; }
-td, th { padding: 2px 16px 2px 0; } td { text-align: right; font-variant-numeric: tabular-nums; }
-td:first-child, th:first-child { text-align: left; } h1, p, h3 { overflow-wrap: anywhere; }
-.note { color: #c0392b; }
-@media (max-width: 600px) {
-  body { padding: 12px; } .tiles { gap: 8px; } .tile { min-width: 84px; padding: 8px 12px; } .tile b { font-size: 20px; }
-}
-@media print { body { max-width: none; } .panel { break-inside: avoid; } }
-"""
+_LONG = 10  # characters that fit into a tile in large letters
 
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>GEM run {run}</title>
 <style>{style}</style>
 </head>
 <body>
+<main>
 <h1>Run {run}</h1>
 <p class="quiet">{subtitle}</p>
 <div class="tiles">{tiles}</div>
 {parts}
 <p class="quiet">{footer}</p>
+</main>
+<script>{script}</script>
 </body>
 </html>
 """
@@ -54,11 +42,11 @@ _PAGE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot with its title and how to read it. `svg` is empty if there was nothing to draw."""
+    """A plot with its title and how to read it. `plot` is None if there was nothing to draw."""
 
     title: str
     description: str
-    svg: str
+    plot: Plot | None
 
 
 @dataclass(frozen=True)
@@ -108,14 +96,23 @@ def build(content: Content) -> str:
         _list("Settings", content.settings),
         _list("Versions", content.versions),
     ]
+    style, script = (files("gem_ctl").joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     return _PAGE.format(
+        policy=_policy(script),
         run=html.escape(content.run),
-        style=_STYLE,
+        style=style,
+        script=script,
         subtitle=html.escape(content.subtitle),
-        tiles="".join(f'<div class="tile"><b>{html.escape(text)}</b>{html.escape(name)}</div>' for name, text in content.tiles),
+        tiles="".join(_tile(name, text) for name, text in content.tiles),
         parts="\n".join(filter(None, parts)),
         footer=html.escape(content.footer),
     )
+
+
+def _policy(script: str) -> str:
+    """The page may run its own script and loads nothing. A plot's elements have style attributes, which no hash can name."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def clock(at: float) -> str:
@@ -129,6 +126,11 @@ def clock(at: float) -> str:
 def natural(name: str) -> list[tuple[int, str]]:
     """A key that sorts worker-2 before worker-10."""
     return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _tile(name: str, text: str) -> str:
+    size = ' class="long"' if len(text) > _LONG else ""
+    return f'<div class="tile"><b{size}>{html.escape(text)}</b>{html.escape(name)}</div>'
 
 
 def _notes(notes: Sequence[str]) -> str:
@@ -148,21 +150,28 @@ def _list(heading: str, texts: Mapping[str, str]) -> str:
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows[:_MAX_ROWS])
     more = f'<p class="quiet">and {len(rows) - _MAX_ROWS} more</p>' if len(rows) > _MAX_ROWS else ""
-    return f'<h2>Workers</h2><div class="wide"><table><tr>{head}</tr>{body}</table></div>{more}'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    scrolls = 'class="wide" tabindex="0" role="region" aria-labelledby="workers"'  # by the keyboard too
+    return f'<h2 id="workers">Workers</h2><div {scrolls}>{table}</div>{more}'
 
 
 def _section(section: Section) -> str:
-    blocks = [
-        f'<div class="panel"><h3>{html.escape(one.title)}</h3><p>{html.escape(one.description)}</p>{one.svg}</div>'
-        for one in section.pictures
-        if one.svg
-    ]
+    blocks = [_panel(one, one.plot) for one in section.pictures if one.plot]
     if not blocks:
         return ""
     return (
         f'<h2>{html.escape(section.title)}</h2><p class="quiet">{html.escape(section.description)}</p>'
         f'<div class="panels">{"".join(blocks)}</div>'
+    )
+
+
+def _panel(picture: Picture, plot: Plot) -> str:
+    """A plot under its title and its legend, which may be empty, and above its description."""
+    names = "".join(f'<span><i class="{colour}"></i>{html.escape(name)}</span>' for colour, name in plot.legend)
+    return (
+        f'<div class="panel"><h3>{html.escape(picture.title)}</h3><div class="legend">{names}</div>'
+        f'<div class="plot">{plot.svg}</div><p>{html.escape(picture.description)}</p></div>'
     )

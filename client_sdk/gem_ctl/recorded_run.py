@@ -20,7 +20,8 @@ class RecordedRun:
     """What the files of a run tell.
 
     Attributes:
-        name: The run's name.
+        name: The run's name; empty if the files do not tell.
+        source: What the name leaves open: the run's id, or the name of the history's file.
         outcome: How it ended or that it is in progress; empty if the files do not tell.
         curves: Its commits.
         evaluations: Its evaluations on held-out data: version, loss and accuracy (0 to 1, or None).
@@ -31,6 +32,7 @@ class RecordedRun:
     """
 
     name: str
+    source: str
     outcome: str
     curves: RunCurves
     evaluations: list[tuple[float, float, float | None]] = field(default_factory=list)
@@ -65,7 +67,8 @@ def read_run(path: Path, *, in_progress: bool, curves: RunCurves | None = None) 
     """
     commits = history_file(path)
     curves = curves or read_curves(commits)
-    run = RecordedRun(path.resolve().name if path.is_dir() else path.stem, "", curves)
+    launched = any((commits.parent / name).exists() for name in ("run.json", "summary.json"))
+    run = RecordedRun(commits.resolve().parent.name if launched else "", "" if launched else commits.name, "", curves)
     if path.is_dir():
         _read_launcher_files(run, path, in_progress)
     if curves.damaged:
@@ -99,6 +102,8 @@ def _read_launcher_files(run: RecordedRun, folder: Path, in_progress: bool) -> N
     options, summary = _read_json(run, folder / "run.json", dict), _read_json(run, folder / "summary.json", dict)
     hyperparameters = summary.get("hyperparameters")
     run.options = {**options, **(hyperparameters if isinstance(hyperparameters, dict) and not in_progress else {})}
+    if summary.get("run_id") and not in_progress:
+        run.source = f"id {summary['run_id']}"
     versions = summary.get("versions")
     run.versions = {name: str(text) for name, text in versions.items()} if isinstance(versions, dict) else {}
     if isinstance(via := summary.get("commits_via"), dict) and not in_progress:

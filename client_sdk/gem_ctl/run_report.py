@@ -24,6 +24,7 @@ from gem_ctl.text import counts, duration
 
 _SMOOTHED = 50  # commits that smoothed values and rates are taken over, at least
 _NOT_SETTINGS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
+_RAY = ("ray_address", "resources", "working_dir")  # settings of a run on Ray alone
 _OUTCOMES = {
     "complete": "complete",
     "diverged": "diverged: a worker's loss was NaN or infinite",
@@ -36,13 +37,12 @@ def page(run: RecordedRun, now: float) -> str:
     """The report as HTML that needs no other file. `now` is in Unix seconds."""
     curves = run.curves
     points = f"Each point is the mean of {curves.width:,.0f} commits; " if curves.width > 1 else "Each point is a commit; "
-    when = f"{clock(curves.begin)} to {clock(curves.end)} UTC, {duration(curves.end - curves.begin)}" if _has_times(run) else ""
     return build(
         Content(
-            run.name,
-            " · ".join(filter(None, (_OUTCOMES.get(run.outcome, run.outcome), when))),
+            _name(run),
+            _subtitle(run),
             _tiles(run),
-            {name: _text(value) for name, value in run.options.items() if name not in _NOT_SETTINGS and _is_shown(value)},
+            _settings(run),
             _sections(run) if curves.first is not None else [],
             f"Written {clock(now)} UTC by gem-ps {__version__}. {points}smoothed values and commits/s are over "
             f"{max(_SMOOTHED, curves.width):,.0f} commits.",
@@ -61,12 +61,31 @@ def page(run: RecordedRun, now: float) -> str:
     )
 
 
+def _name(run: RecordedRun) -> str:
+    """The run's name; of a history alone, which has none, when it began."""
+    begun = f"of {clock(run.curves.begin)} UTC" if _has_times(run) else f"recorded in {run.source}"
+    return run.name or begun
+
+
+def _subtitle(run: RecordedRun) -> str:
+    parts, curves = [_OUTCOMES.get(run.outcome, run.outcome)], run.curves
+    if _has_times(run):
+        times = f"{clock(curves.begin)} to {clock(curves.end)} UTC, {duration(curves.end - curves.begin)}"
+        parts += [run.source, times]
+    return " · ".join(filter(None, parts))
+
+
 def _has_times(run: RecordedRun) -> bool:
     return math.isfinite(run.curves.begin) and math.isfinite(run.curves.end)
 
 
+def _settings(run: RecordedRun) -> dict[str, str]:
+    left_out = _NOT_SETTINGS if run.options.get("on") == "ray" else (*_NOT_SETTINGS, *_RAY)
+    return {name: _text(value) for name, value in run.options.items() if name not in left_out and _is_shown(value)}
+
+
 def _is_shown(value: Any) -> bool:
-    return value is not None and value != "" and value is not False
+    return value not in (None, "", {}, []) and value is not False
 
 
 def _text(value: Any) -> str:
@@ -127,7 +146,7 @@ def _sections(run: RecordedRun) -> list[Section]:
     return [
         Section("Training", "Does the model learn, and how fast?", _training(run)),
         Section("Scaling factor π", "What Gradient Energy Matching does to the commits.", _pi(run)),
-        Section("Staleness", "How old the gradients are when they arrive.", _staleness(run)),
+        Section("Workers and staleness", "Who is at work, and how old the gradients are when they arrive.", _staleness(run)),
     ]
 
 
@@ -146,6 +165,7 @@ def _training(run: RecordedRun) -> tuple[Picture, ...]:
             "Training loss is smoothed; evaluation is on held-out data. Good: both fall and stay close. An evaluation loss "
             "that rises while the training loss falls is overfitting; a training loss that jumps is a learning rate too high.",
             losses,
+            log=None,
         ),
         _picture(
             run, "Accuracy", "Share of correct answers on held-out data. Good: rises, then levels off.", accuracy, share=True
@@ -155,13 +175,6 @@ def _training(run: RecordedRun) -> tuple[Picture, ...]:
             "Commits per second",
             "Good: steady. A dip is a restart or a pause; a lower level is fewer workers or a busy machine.",
             {"commits/s": (versions, curves.rates(_SMOOTHED))},
-        ),
-        _picture(
-            run,
-            "Workers at work",
-            "Workers whose next commit was on its way. Good: as many as were started; at the end, workers run out of data one "
-            "after the other.",
-            {"workers": (versions, curves.workers())},
         ),
     )
 
@@ -206,6 +219,14 @@ def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
     return (
         _picture(
             run,
+            "Workers at work",
+            "Workers whose next commit was on its way. Good: as many as were started; at the end, workers run out of data one "
+            "after the other.",
+            {"workers": (versions, curves.workers())},
+            whole=True,
+        ),
+        _picture(
+            run,
             "Staleness",
             "Commits that others had applied between a worker's pull and its own commit. With n workers of equal speed "
             "the mean is n − 1, the dashed line. A maximum far above it is a slow worker.",
@@ -214,6 +235,7 @@ def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
                 "mean": (versions, curves.smoothed("staleness", _SMOOTHED)),
                 "maximum": (versions, curves.highest_staleness(_SMOOTHED)),
             },
+            whole=True,
         ),
         Picture(
             "Distribution of staleness",
@@ -241,7 +263,8 @@ def _picture(
     lines: Mapping[str, tuple[Column, Column]],
     *,
     share: bool = False,
-    log: bool = False,
+    log: bool | None = False,
+    whole: bool = False,
 ) -> Picture:
     """A plot over the commits. A line called "evaluation" or "accuracy" has dots; one called "expected: ..." is dashed."""
     drawn = {
@@ -250,8 +273,8 @@ def _picture(
     }
     first = run.curves.first or 0.0
     last = max(run.curves.final, *(version for version, _, _ in run.evaluations), first)
-    svg = draw_lines(title, drawn, max(0.0, first - 1), last, "commits applied", share=share, log=log)
-    return Picture(title, description, svg)
+    plot = draw_lines(title, drawn, max(0.0, first - 1), last, "commits applied", share=share, log=log, whole=whole)
+    return Picture(title, description, plot)
 
 
 def write_report(folder: Path, curves: RunCurves) -> Path:
@@ -283,8 +306,8 @@ def report_on(path: Path, out: Path | None) -> tuple[Path, str, str]:
     except OSError as error:
         raise click.ClickException(f"can't read {error.filename or path}: {error.strerror}") from error
     outcome = f", {run.outcome}" if run.outcome else ""
-    named = path / "report.html" if path.is_dir() else Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', run.name)}.html")
-    return out or named, f"run {run.name}{outcome}, version {run.curves.final:.0f}", page(run, time.time())
+    named = path / "report.html" if path.is_dir() else Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', path.stem)}.html")
+    return out or named, f"run {_name(run)}{outcome}, version {run.curves.final:.0f}", page(run, time.time())
 
 
 def is_page(path: Path) -> bool:

@@ -106,7 +106,7 @@ def test_figures_are_drawn_of_what_is_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "0 of them to run" in done.stdout
     assert (tmp_path / "3.png").stat().st_size > 10_000
-    assert json.loads((tmp_path / "3.json").read_text())["pi"].keys() == {"4 workers", "12 workers"}
+    assert json.loads((tmp_path / "3.json").read_text())["panels"]["pi"].keys() == {"4 workers", "12 workers"}
     assert "scikit-learn's 1,797 digits instead of MNIST" in (tmp_path / "README.md").read_text()
 
 
@@ -115,7 +115,7 @@ def test_figures_are_drawn_of_what_is_kept(tmp_path: Path) -> None:
     [
         (["7", "--quick"], "no figure '7': choose from 1, 2"),
         (["1"], "give --data DIR"),
-        (["--draw-only", "--out", "no-such-folder"], "there are no results in no-such-folder/runs: name their folder"),
+        (["--draw-only", "--out", "no-such-folder"], "there are no results in no-such-folder: name their folder"),
         (["1", "--quick", "--data", "no-such-folder"], "--data no-such-folder holds no train-images-idx3-ubyte"),
     ],
 )

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from paper.paper_helpers import made_up, measured
 
 from benchmarks.paper import page
 from benchmarks.paper.claims import OURS, PAPER, Agreement, Claim, Verdict
+from benchmarks.paper.cli import main
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.figures import DRAWINGS
-from benchmarks.paper.figures.beyond import best_by_workers
+from benchmarks.paper.figures import draw_figure
+from benchmarks.paper.figures.content import Content, best_by_workers
 from benchmarks.paper.plan import FIGURES, Scale, quick
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured, final, final_loss, learned, over_seeds, seconds_to, smooth, spread
@@ -233,11 +235,19 @@ def test_the_time_to_a_loss_is_that_of_the_mean_over_a_window() -> None:
 @pytest.mark.parametrize("figure", FIGURES)
 def test_every_figure_is_drawn_and_its_data_written(figure: str, tmp_path: Path) -> None:
     lines = measured(figure, replace(FULL, seeds=2), the_opposite)
-    drawing = DRAWINGS[figure](lines, FULL)
-    drawing.save(tmp_path, figure)
+    draw_figure(figure, lines, tmp_path)
     assert (tmp_path / f"{figure}.png").stat().st_size > 10_000
-    assert (tmp_path / f"{figure}.json").stat().st_size > 100
-    assert all(drawing.data.values())
+    assert all(Content.load(tmp_path / f"{figure}.json").panels.values())
+
+
+def test_without_runs_a_figure_is_drawn_again_from_its_stored_content(tmp_path: Path) -> None:
+    draw_figure("8", measured("8", FULL, as_claimed), tmp_path)
+    picture = (tmp_path / "8.png").read_bytes()
+    (tmp_path / "8.png").unlink()
+    done = CliRunner().invoke(main, ["--draw-only", "--out", str(tmp_path)], catch_exceptions=False)
+    assert "from their stored content: 8" in done.output
+    assert (tmp_path / "8.png").read_bytes() == picture
+    assert not (tmp_path / "README.md").exists()
 
 
 def test_the_page_tells_what_was_run_what_was_not_and_what_came_out(tmp_path: Path) -> None:

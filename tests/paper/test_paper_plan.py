@@ -12,7 +12,8 @@ from gem_worker.launcher.cli import main as gem_train
 from benchmarks.paper import staged
 from benchmarks.paper.claims import OURS, PAPER
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.figures import DRAWINGS
+from benchmarks.paper.figures.content import CONTENT
+from benchmarks.paper.figures.pictures import PICTURES
 from benchmarks.paper.page import _HEADINGS
 from benchmarks.paper.plan import EFFECTIVE_BATCH, FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import command
@@ -66,7 +67,7 @@ def test_every_line_of_a_figure_has_a_name_of_its_own_and_every_seed(figure: str
 
 
 def test_every_figure_has_a_drawing_and_a_heading_and_every_claim_a_figure() -> None:
-    assert DRAWINGS.keys() == FIGURES.keys() == _HEADINGS.keys()
+    assert CONTENT.keys() == PICTURES.keys() == FIGURES.keys() == _HEADINGS.keys()
     assert {claim.figure for claim in (*PAPER, *OURS)} <= FIGURES.keys()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,7 @@ def test_the_page_shows_the_run_and_fits_the_screen(width: int, browser: Browser
         open_page(browser, url(live), width)
         browser.until("document.body.innerText.includes('81.25 %')")
         text = browser.text()
+        assert browser.look("limits(CHARTS[1], [[0.8125]]).slice(0, 2)") == [0, 1], "of a single evaluation"
         for shown in (
             "training", f"run {live.core.run_id}", "rule gem", "optimizer sgd", "η 0.03", "epoch 1 of 7", "0.4375", "81.25 %",
             "Workers: 4", "ann", "bob", "Median π", "Staleness τ", "Commits per second", "training time, min:s",
@@ -80,11 +82,57 @@ def test_the_page_shows_the_run_and_fits_the_screen(width: int, browser: Browser
         assert browser.look("[...document.querySelectorAll('#workers td')].at(-2).textContent") == "grpc"
         assert HOSTILE in browser.look("document.getElementById('workers').textContent")
         assert browser.look("document.images.length") == 0, "a name from the network became a part of the page"
-        assert browser.look("document.title").endswith("GEM")
+        assert browser.look("document.title") == f"training · run {live.core.run_id} · 81.25 % · GEM"
+        heads = browser.look("[...document.querySelectorAll('thead th')].map(cell => cell.textContent)")
+        assert heads[3:5] == ["median π, smoothed", "training loss"]
         assert browser.look(f"[...document.querySelectorAll('td')].some(cell => cell.title === '{LONG}')")
         assert not scrolls_sideways(browser)
         assert browser.look("document.querySelectorAll('#charts polyline').length") >= 5
         assert browser.errors == []
+
+
+def test_the_strip_of_facts_stays_one_row_at_1280_pixels_whatever_it_shows(browser: Browser) -> None:
+    """Long values widen their column. Sizes have the units of `gem-ctl status`."""
+    long = {
+        "version": 123_456_789, "memory_bytes": 1023.4 * 2**20, "memory_limit_bytes": 1001 * 2**30, "learning_rate": None,
+        "commits": {"rejected": 123_456, "discarded": 12_345}, "nonfinite_losses": 123_456,
+        "checkpoint_version": 1, "checkpoint_age_seconds": 4000,
+    }  # fmt: skip
+    with serving(config(metrics_listen="127.0.0.1:0")) as live:
+        open_page(browser, url(live), 1280)
+        box = "row.getBoundingClientRect()"
+        rows = f"[...document.querySelectorAll('#facts div')].map(row => [row.lastChild.textContent, {box}.top, {box}.height])"
+        values, tops, heights = zip(*browser.look(f"facts({{ ...data, ...{json.dumps(long)} }}), {rows}"), strict=True)
+        assert values[3:6] == ("! 123,456, 12,345 discarded", "67 min ago", "1023 MiB of 1001 GiB")
+        assert len(set(tops)) == 1
+        assert max(heights) < 45, "a value wraps"
+        assert not scrolls_sideways(browser)
+        sizes = browser.look("[0, 1023, 1024, 8.126 * 1024 ** 2, 5 * 1024 ** 4, 2 ** 53].map(bytes)")
+        assert sizes == ["0 B", "1023 B", "1 KiB", "8.13 MiB", "5 TiB", "8192 TiB"]
+
+
+def test_the_tab_shows_the_run_and_its_state_by_its_title_and_its_icon(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live:
+        open_page(browser, url(live), WIDE)
+        run = live.core.run_id
+        assert browser.look("document.title") == f"waiting · run {run} · GEM"
+        icon = "document.getElementById('icon').href"
+        icons = [browser.look(f"tab('{state}'), {icon}") for state in ("waiting", "training", "complete", "no answer")]
+        assert len(set(icons)) == 4
+        assert all(icon.startswith("data:image/svg+xml,") for icon in icons)
+        assert browser.look(f"data.run_id = 'ffffff', tab('waiting'), {icon}") not in icons, "another run has another colour"
+        assert browser.errors == []
+
+
+def test_the_entries_of_a_legend_stand_apart(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live:
+        open_page(browser, url(live), PHONE)
+        notes = "[...document.querySelectorAll('figcaption .quiet')].map(note => [...note.children])"
+        pair = "([one, other]) => other.getBoundingClientRect().left - one.getBoundingClientRect().right"
+        gaps = browser.look(f"{notes}.filter(entries => entries.length > 1).map({pair})")
+        assert gaps
+        assert min(gaps) >= 12
+        assert browser.look("[...document.querySelectorAll('figcaption *')].every(one => one.scrollWidth <= one.clientWidth)")
 
 
 def test_a_server_of_several_says_which_range_it_holds_and_where_the_others_are(browser: Browser, tmp_path: Path) -> None:
@@ -106,7 +154,7 @@ def test_an_empty_run_says_what_it_waits_for(browser: Browser) -> None:
         text = browser.text()
         for shown in ("waiting", "No workers: waiting for them to join", "no commits yet"):
             assert shown in text
-        assert "NaN" not in text.replace("Losses NaN", "")
+        assert "NaN" not in text.replace("Training loss NaN", "")
         assert "undefined" not in text
         assert (browser.errors, scrolls_sideways(browser)) == ([], False)
 
@@ -179,6 +227,7 @@ def test_after_a_kill_the_page_goes_on_with_its_curve(browser: Browser, tmp_path
         wait_until(lambda: len(history.read_text().splitlines()) == 7, "the history, which is written every second")
     browser.until(f"!{NOTICE}.hidden && {NOTICE}.textContent === 'Server not reachable, retrying …'")
     assert "81.25 %" in browser.text(), "the last state must stay on the page"
+    assert browser.look("document.title").startswith("no answer · run ")
     with server_process(tmp_path / "second", *flags) as server:
         assert server.address
         browser.until(f"{NOTICE}.hidden && data.start_version === 6")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -95,6 +95,23 @@ def test_a_point_has_the_figures_of_its_time_and_each_evaluation_is_in_one(watch
     assert curves.commits_per_second[-1] == pytest.approx(2 / SAMPLE_SECONDS, rel=0.1)
     assert known(curves.evaluation_loss) == pytest.approx([0.3])
     assert known(curves.accuracy) == pytest.approx([0.9])
+
+
+def test_the_scaling_factor_of_a_worker_is_smoothed_over_its_own_commits() -> None:
+    progress, watched = Progress(0.0), Watched()
+    start(watched.core)
+    plain = commit(watched.core, "lease-1", 1, 1.0)
+    assert plain.pi is not None
+    for worker, median in (("ann", 1.0), ("bob", 5.0), ("ann", 2.0)):
+        progress.applied(replace(plain, worker=worker, pi=replace(plain.pi, median=median)), NO_TIME)
+    medians = {name: worker.pi_median.value for name, worker in progress.workers.items()}
+    assert medians == pytest.approx({"ann": 1.5, "bob": 5.0}, abs=0.01)
+
+
+def test_the_status_has_the_smoothed_scaling_factor_of_each_worker(watched: Watched) -> None:
+    watched.train(5)
+    (worker,) = watched.view.read().workers
+    assert worker.pi_median == watched.progress.workers[worker.name].pi_median.value
 
 
 def test_no_evaluation_gets_lost_in_a_long_run(watched: Watched) -> None:

@@ -1,17 +1,19 @@
-"""The drawings, by the figure's name: each a function of what was measured, and of the scale that it was measured at."""
+"""Each figure's content, computed from what was measured, and its picture, drawn from the content alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
-from benchmarks.paper.figures import beyond, speed, workers
-from benchmarks.paper.plan import Scale
+from benchmarks.lib.style import save
+from benchmarks.paper.figures.content import CONTENT, Content
+from benchmarks.paper.figures.pictures import PICTURES
 from benchmarks.paper.statistics import Measured
-from benchmarks.paper.style import Drawing
 
-DRAWINGS: dict[str, Callable[[list[Measured], Scale], Drawing]] = {
-    "1": workers.loss, "2": workers.many, "3": workers.pi, "4": speed.split_batch, "5": speed.against_sequential,
-    "6": workers.misspecified, "8": workers.kappas, "9-10": workers.medians, "conventions": beyond.conventions,
-    "straggler": beyond.straggler, "churn": beyond.churn, "proxies": beyond.proxies,
-    "beyond": beyond.errors,
-}  # fmt: skip
+
+def draw_figure(name: str, measured: list[Measured], folder: Path) -> None:
+    """Writes NAME.json and NAME.png; without results, the picture of a stored NAME.json if there is one."""
+    stored = folder / f"{name}.json"
+    if measured:
+        CONTENT[name](measured).save(stored)
+    if stored.exists():
+        save(PICTURES[name](Content.load(stored)), stored.with_suffix(".png"))

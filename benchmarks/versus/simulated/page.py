@@ -8,7 +8,6 @@ from statistics import mean
 
 from benchmarks.lib.page import table
 from benchmarks.lib.results import write
-from benchmarks.versus.profiles import PROFILES
 from benchmarks.versus.simulated import plan
 from benchmarks.versus.simulated.runs import KINDS, Outcome, Run
 
@@ -43,14 +42,22 @@ class Times:
         reached = {each: time for each, time in times.items() if time is not None}
         return min(reached.items(), key=lambda item: item[1]) if reached else None
 
-    def text(self, *cell: object) -> str:
-        """The mean, then each seed; "–" for a loss that was not reached, and the lowest loss then."""
+    def text(self, *cell: object, brief: bool = False) -> str:
+        """The mean, then the lowest and the highest; how many seeds reached the loss, or how low they came, if not all did.
+
+        Args:
+            cell: What was run.
+            brief: Only the mean.
+        """
         outcomes = self._outcomes.get(cell, [])
         if not outcomes:
             return ""
-        each = [f"{one.second:.0f}" if one.second is not None else f"– ({one.lowest:.2f})" for one in outcomes]
-        average = self.mean(*cell)
-        return (f"**{average:.0f}** · " if average is not None else "") + ", ".join(each)
+        reached = [one.second for one in outcomes if one.second is not None]
+        if not reached:
+            return f"– ({_range([one.lowest for one in outcomes], '.2f')})"
+        if len(reached) < len(outcomes):
+            return f"{len(reached)} of {len(outcomes)}: {_range(reached)}"
+        return f"**{mean(reached):.0f}**" + ("" if brief else f" ({_range(reached)})")
 
 
 def write_page(results: Results, folder: Path) -> Path:
@@ -63,9 +70,9 @@ def write_page(results: Results, folder: Path) -> Path:
         "rates": _by_rate(times, 16, (0.001, 0.0015, plan.RATE, 0.006, 0.009)),
         "few": _few(times),
         "parts": _changes(times, plan.PARTS),
-        "choices": _changes(times, plan.CHOICES),
-        "cases": _changes(times, plan.CASES, ("equal", "exponential")),
-        "rivals": _settings(times, "dana", [16], ["equal"], plan.QUESTIONS["rivals"]),
+        "choices": _changes(times, plan.CHOICES, means=True),
+        "cases": _changes(times, plan.CASES, ("equal", "exponential"), means=True),
+        "rivals": _dana(times),
         "own": _own(times),
         "alone": _by_rate(times, 1, plan.ALONE),
         "convnet": _convnet(times),
@@ -79,6 +86,10 @@ def _ahead(setting: str = "") -> str:
     return f"rate={plan.RATE} {setting}".strip()
 
 
+def _range(values: Sequence[float], form: str = ".0f") -> str:
+    return "–".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
+
+
 def _ratio(ours: float | None, theirs: float | None) -> str:
     return f"{ours / theirs:.2f}" if ours is not None and theirs is not None else ""
 
@@ -90,9 +101,9 @@ def _equal(times: Times) -> str:
         rates = {run.settings for run in plan.runs(["equal", "many"]) if run.method == "rounds"}
         best = times.best("transformer", "equal", count, "rounds", sorted(rates))
         theirs = ("transformer", "equal", count, "rounds", best[0]) if best else None
-        words = f"{times.text(*theirs)} ({best[0].removeprefix('rate=')})" if theirs and best else ""
-        rows.append((count, words, times.text(*ours), _ratio(times.mean(*ours), best[1] if best else None)))
-    return table(["Workers", "Rounds at their best rate", "Look-ahead, 0.003", "Ratio"], rows)
+        rounds = (times.text(*theirs), best[0].removeprefix("rate=")) if theirs and best else ("", "")
+        rows.append((count, *rounds, times.text(*ours), _ratio(times.mean(*ours), best[1] if best else None)))
+    return table(["Workers", "Rounds", "at their best rate", "Look-ahead, 0.003", "Ratio"], rows)
 
 
 def _kinds(times: Times) -> str:
@@ -103,7 +114,7 @@ def _kinds(times: Times) -> str:
             for method, rate in (("rounds", plan.ROUNDS_RATE), *((each, plan.RATE) for each in _FORMS))
         ]
         ratio = _ratio(times.mean(*cells[3]), times.mean(*cells[0]))
-        rows.append((f"{kind}: {PROFILES[kind].meaning}", *(times.text(*cell) for cell in cells), ratio))
+        rows.append((kind, *(times.text(*cell) for cell in cells), ratio))
     return table(["Kind", "Rounds, 0.01", *_FORMS.values(), "Ratio to rounds"], rows)
 
 
@@ -122,23 +133,22 @@ def _few(times: Times) -> str:
     return table(["Kind", *_FORMS.values()], rows)
 
 
-def _changes(times: Times, changes: Mapping[str, str], profiles: Sequence[str] = plan.ABLATED) -> str:
+def _changes(times: Times, changes: Mapping[str, str], profiles: Sequence[str] = plan.ABLATED, means: bool = False) -> str:
     named = {"all parts": "", **changes}
     rows = [
-        (name, *(times.text("transformer", profile, 16, "ahead", _ahead(setting)) for profile in profiles))
+        (name, *(times.text("transformer", profile, 16, "ahead", _ahead(setting), brief=means) for profile in profiles))
         for name, setting in named.items()
     ]
     return table(["", *profiles], rows)
 
 
-def _settings(times: Times, method: str, counts: Sequence[int], profiles: Sequence[str], runs: Iterable[Run]) -> str:
-    settings = dict.fromkeys(run.settings for run in runs)
-    heads = [f"{profile}, {count}" for count in counts for profile in profiles]
+def _dana(times: Times) -> str:
+    rates = dict.fromkeys(run.settings.split()[0] for run in plan.QUESTIONS["rivals"])
     rows = [
-        (f"`{each}`", *(times.text("transformer", profile, count, method, each) for count in counts for profile in profiles))
-        for each in settings
+        (name, *(times.text("transformer", "equal", 16, "dana", f"{rate} {gap}".strip()) for rate in rates))
+        for name, gap in {"": "", "`gap`": "gap=True"}.items()
     ]
-    return table(["Settings", *heads], rows)
+    return table(["", *rates], rows)
 
 
 def _own(times: Times) -> str:
@@ -152,7 +162,7 @@ def _own(times: Times) -> str:
 
 def _convnet(times: Times) -> str:
     asked = dict.fromkeys((run.method, run.settings) for run in plan.QUESTIONS["convnet"])
-    places = [(profile, count) for count in (4, 16) for profile in plan.ABLATED]
+    places = [("equal", 4), *((profile, 16) for profile in plan.ABLATED)]
     rows = [
         (method, f"`{settings}`", *(times.text("convnet", *place, method, settings) for place in places))
         for method, settings in asked

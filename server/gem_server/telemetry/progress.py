@@ -91,6 +91,7 @@ class WorkerProgress:
         commits: Number of applied commits.
         staleness: Sum of their staleness τ.
         influence: Sum of their mean scaling factors.
+        pi_median: The smoothed median of π of its commits.
         rejected: Number of rejected commits.
         last: The last commit that was applied, or discarded by the rule.
         transport: How its last commit came, one of TRANSPORTS; empty before the first.
@@ -99,6 +100,7 @@ class WorkerProgress:
     commits: int = 0
     staleness: int = 0
     influence: float = 0.0
+    pi_median: Smoothed = field(default_factory=Smoothed)
     rejected: int = 0
     last: Applied | None = None
     transport: str = ""
@@ -140,6 +142,8 @@ class Progress:
             return
         worker = self.workers.setdefault(applied.worker, WorkerProgress())
         worker.last = applied
+        if applied.pi is not None:
+            worker.pi_median.add(applied.pi.median)
         if not applied.discarded:
             worker.commits += 1
             worker.staleness += applied.staleness

@@ -135,7 +135,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         name=lease.worker,
         commits=mine.commits if mine else 0,
         staleness=last.staleness if last else 0,
-        pi_median=last.pi.median if last and last.pi else None,
+        pi_median=mine.pi_median.value if mine else None,
         loss=last.loss if last else None,
         lease_remaining_seconds=max(0.0, lease.expires_at - now),
         memory_bytes=lease.nbytes,
