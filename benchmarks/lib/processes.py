@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
@@ -73,15 +73,17 @@ class Load:
 
 @contextmanager
 def server(
-    rule: str = "gem", port: int | None = None, *options: str, tls_ca: Path | None = None, **settings: Any
-) -> Iterator[tuple[str, int]]:
+    rule: str = "gem", port: int | None = None, *options: str, host: str = "127.0.0.1", tls_ca: Path | None = None,
+    **settings: Any,
+) -> Iterator[tuple[str, int]]:  # fmt: skip
     """Runs a server process with the given options, on a free port if none is given. Yields its address and process id.
 
     Args:
+        host: The address of this machine that it listens on.
         tls_ca: The authority of its certificate, if the options give it one.
         settings: Settings that have no option.
     """
-    address = f"127.0.0.1:{port or free_port()}"
+    address = f"{host}:{port or free_port()}"
     command = [
         sys.executable,
         "-m",
@@ -91,7 +93,7 @@ def server(
         f"--rule={rule}",
         *options,
     ]
-    environment = os.environ | as_environment({"lane_listen": "127.0.0.1:0", "memory_limit": 0} | settings)
+    environment = os.environ | as_environment({"lane_listen": f"{host}:0", "memory_limit": 0} | settings)
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
     try:
         with Admin(address, tls_ca=tls_ca) as admin:
@@ -107,15 +109,25 @@ def server(
 
 
 def measure(
-    address: str, parameters: int, sessions: int, seconds: float, shared_memory: bool = True, *server_pids: int | None
-) -> Load:
-    """Commits from `sessions` sessions at once. Measures for a time that begins when all have made their first commit."""
+    address: str, parameters: int, sessions: int, seconds: float, shared_memory: bool = True, *server_pids: int | None,
+    enter: Callable[[], None] | None = None, **connecting: Any,
+) -> Load:  # fmt: skip
+    """Commits from `sessions` sessions at once. Measures for a time that begins when all have made their first commit.
+
+    Args:
+        enter: Called first in each client process, to move it elsewhere.
+        connecting: More arguments of `gem_client.connect`.
+    """
     context = mp.get_context("spawn")
     counts = split_evenly(sessions)
     results: Queue[tuple[list[int], list[float]]] = context.Queue()
     ready, leave = context.Barrier(len(counts) + 1), context.Event()
     clients = [
-        context.Process(target=_client, args=(address, parameters, count, seconds, shared_memory, ready, leave, results))
+        context.Process(
+            target=_client,
+            args=(address, parameters, count, seconds, ready, leave, results, enter),
+            kwargs={"shared_memory": shared_memory, **connecting},
+        )
         for count in counts
     ]
     for client in clients:
@@ -146,14 +158,17 @@ def resident_bytes(pid: int) -> int:
 
 
 def _client(
-    address: str, parameters: int, sessions: int, seconds: float, shared_memory: bool, ready: Any, leave: Any, results: Any
-) -> None:
+    address: str, parameters: int, sessions: int, seconds: float, ready: Any, leave: Any, results: Any,
+    enter: Callable[[], None] | None, **connecting: Any,
+) -> None:  # fmt: skip
+    if enter is not None:
+        enter()
     commits, latencies = [0] * sessions, [[] for _ in range(sessions)]  # type: tuple[list[int], list[list[float]]]
     together, go = threading.Barrier(sessions + 1), threading.Event()
 
     def work(index: int) -> None:
         gradient = np.full(parameters, 1e-3, np.float32)
-        with connect(address, shared_memory=shared_memory) as session:
+        with connect(address, **connecting) as session:
             session.join({"theta": np.zeros(parameters, np.float32)})
             session.commit(gradient)
             together.wait()

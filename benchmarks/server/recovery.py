@@ -10,10 +10,12 @@ from pathlib import Path
 
 import click
 import numpy as np
+from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.facts import Header
 from gem_server.core.state_machine import Core
+from gem_server.core.uploads import Upload
 from gem_server.durability import checkpoint, recovery
 from gem_server.durability.journal import Journal
 from gem_server.durability.storage import Storage
@@ -45,11 +47,12 @@ def make_run(folder: Path, parameters: int, workers: int, log_bytes: int) -> tup
     captured = recovery.capture(core, journal)
     captured.copy_theta()
     recovery.save(folder, captured, keep=3)
+    upload = Upload(empty(layout.size))
     while journal.size < log_bytes:
         lease = leases[core.central.version % workers]
-        random.standard_normal(out=lease.upload, dtype=np.float32)
+        random.standard_normal(out=upload.gradient, dtype=np.float32)
         header = Header(lease.lease_id, lease.sequence + 1, lease.base_version, layout.fingerprint, 1.0, 64)
-        step = core.begin(core.ticket(lease, header, 0.0))
+        step = core.begin(core.ticket(lease, header, 0.0, upload))
         core.finish(step, step.run(), 0.0)
         batch = journal.take()
         journal.write(batch)

@@ -71,6 +71,7 @@ class ApplyLoop:
         If the queue is empty and the model is small, the commit is applied at once, without the queue.
         """
         taken = self._clock()
+        commit.upload.hold()
         if runs_inline(self._core, commit.lease) and not self._busy and self._queue.empty() and not self._closed:
             self._apply_now(commit, taken)
         else:
@@ -150,6 +151,7 @@ class ApplyLoop:
             return self._finish(step, pi, taken, began)
         finally:
             commit.lease.queued = None
+            commit.upload.release()
             del self._answers[commit.lease.lease_id]
 
     def _apply_now(self, commit: Commit, taken: float) -> None:
@@ -162,6 +164,8 @@ class ApplyLoop:
         except BaseException as error:
             self._enqueue(partial(_fail, error))  # ends `run`
             raise
+        finally:
+            commit.upload.release()
 
     def _finish(self, step: Step, pi: PiFacts | None, taken: float, began: float) -> Applied:
         ended = self._clock()

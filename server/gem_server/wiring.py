@@ -20,6 +20,7 @@ from gem_server.event_loop import running_loop
 from gem_server.intake import messages
 from gem_server.intake.calls import Calls
 from gem_server.intake.commit_path import CommitPath
+from gem_server.intake.turns import Turns
 from gem_server.lane.lane import Lane
 from gem_server.lane.listener import Listener
 from gem_server.lane.regions import Regions
@@ -101,11 +102,14 @@ class Parts:
         )  # fmt: skip
 
         durability = self.group_commit or Unlogged()
+        self.turns = Turns(core, running_loop(), clock, durability.hurry)
         self.view = RunView(
             core, self.progress, clock, self.history.earlier if self.history else None,
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
         )  # fmt: skip
-        self.commit_path = path = CommitPath(core, self.apply_loop, self.progress, calls, durability, clock, logger)
+        self.commit_path = path = CommitPath(
+            core, self.apply_loop, self.progress, calls, durability, self.turns, clock, logger
+        )  # fmt: skip
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)
         self.training = TrainingServicer(

@@ -67,7 +67,7 @@ def test_its_staleness_counts_its_own_commit_under_way() -> None:
 def test_it_costs_one_snapshot_more() -> None:
     core = make_core(memory_limit=4 * SIZE * (1 + 4))  # θ; m, two snapshots and the gradient
     lease_id = core.register("overlaps", SMALL, 0.0, overlap=True).lease_id
-    assert core.leases.get(lease_id).nbytes == core.memory.most_for_worker == 4 * SIZE * 4
+    assert core.leases.get(lease_id).nbytes == core.memory.most_for_worker == 4 * SIZE * 3
     core.leave(lease_id)
     core.memory.limit -= 1
     with pytest.raises(Overloaded):

@@ -12,7 +12,7 @@ from gem_api.layout import Layout
 from gem_server.core.facts import Admission, Applied, PullDecision
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.core import apply, header, make_core
+from kit.core import apply, header, make_core, uploaded
 
 ONE = Layout.of({"w": (1,)})
 ACTIONS = st.one_of(
@@ -113,8 +113,7 @@ class Both:
         lease = self.core.leases.live.get(lease_id)
         if said is Admission.FRESH:
             assert lease is not None
-            lease.upload[:] = gradient
-            self.tickets.append(self.core.ticket(lease, head, self.now))
+            self.tickets.append(self.core.ticket(lease, head, self.now, uploaded(self.core, gradient)))
         elif said is Admission.REPEATED:
             assert lease is not None
             assert known is not None

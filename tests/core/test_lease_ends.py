@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from gem_api.errors import InvalidRequest, LeaseEnded
 from gem_server.core.facts import EndReason
-from kit.core import ONES, SMALL, apply, bits, commit, header, make_core, send, start
+from kit.core import ONES, SMALL, apply, bits, commit, header, make_core, send, start, uploaded
 
 
 @pytest.mark.parametrize("end", ["leave", "replace"])
@@ -32,7 +32,7 @@ def test_a_gradient_that_was_still_arriving_takes_no_ticket_once_its_lease_has_e
     _, lease = core.admit(head, 0.0)
     core.leave(ann)
     with pytest.raises(LeaseEnded):
-        core.ticket(lease, head, 0.0)
+        core.ticket(lease, head, 0.0, uploaded(core, 1.0))
     assert core.next_ticket == 1
 
 
@@ -46,7 +46,7 @@ def test_every_sign_of_life_renews_a_lease() -> None:
         lambda now: core.lease_shard(ann, 10, now),
         lambda now: core.complete_shard(ann, 1, now),
         lambda now: core.admit(head, now),
-        lambda now: core.ticket(core.leases.get(ann), head, now),
+        lambda now: core.ticket(core.leases.get(ann), head, now, uploaded(core, 1.0)),
     ]
     for number, ask in enumerate(asks, 1):
         ask(9.0 * number)
@@ -72,7 +72,7 @@ def test_an_ended_lease_frees_its_memory_and_gives_its_shards_back() -> None:
     held = core.memory.held
     (ended,) = core.expire(10.0)
     assert (ended.lease_id, ended.worker, ended.reason, ended.shards_returned) == (ann, "ann", EndReason.EXPIRED, 2)
-    assert core.memory.held == held - core.memory.most_for_worker
+    assert core.memory.held == held - core.memory.most_for_worker - 4 * SMALL.size
     assert core.ledger.held == {}
     with pytest.raises(LeaseEnded) as raised:
         core.admit(header(core, ann, 1), 10.0)

@@ -20,9 +20,9 @@ def test_memory_is_theta_and_each_workers_buffers_and_upload(hyperparameters: Hy
         for_all = core.central.theta.nbytes * (1 + len(core.rule.shared) + core.rule.temporaries)
         held = for_all
         for lease in core.leases.live.values():
-            held += lease.upload.nbytes + sum(buffer.nbytes for buffer in lease.buffers.values())
+            held += FLOATS + sum(buffer.nbytes for buffer in lease.buffers.values())
         assert core.memory.held == held
-        assert held == for_all + number * core.memory.most_for_worker
+        assert held == for_all + number * (core.memory.most_for_worker + FLOATS)
 
 
 def test_a_worker_that_does_not_fit_is_refused_and_changes_nothing() -> None:
@@ -97,7 +97,7 @@ def test_where_the_machine_has_no_memory_the_worker_is_refused_and_nothing_chang
     def no_memory(*arguments: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("gem_server.core.memory_budget.empty", no_memory)
+    monkeypatch.setattr("gem_server.core.memory_budget.np.zeros", no_memory)
     for worker in ("bob", "ann"):  # a new one, and one that would take its own place
         with pytest.raises(Overloaded, match="no memory"):
             core.register(worker, SMALL, 0.0)

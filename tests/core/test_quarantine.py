@@ -32,7 +32,7 @@ from gem_server.core.norm_bound import NormHistory
 from gem_server.core.quarantine import MAX_NAMES, Quarantine, lift_command
 from gem_server.core.shards import Shard
 from gem_server.core.state_machine import Core
-from kit.core import SMALL, bits, commit, header, start
+from kit.core import SMALL, bits, commit, header, start, uploaded
 
 BAD = NormOutOfBounds("too large")
 
@@ -169,7 +169,7 @@ def test_a_norm_beyond_the_bound_gets_no_ticket_and_changes_nothing() -> None:
     head = header(core, ann, 2)
     core.admit(head, 0.0)
     with pytest.raises(NormOutOfBounds):
-        core.ticket(lease, head, 0.0, norm=10.1)
+        core.ticket(lease, head, 0.0, uploaded(core, 1.0), norm=10.1)
     assert [bits(core.central.theta), *(bits(buffer) for buffer in lease.buffers.values())] == before
     assert (core.next_ticket, lease.queued, lease.sequence) == (ticket, None, 1)
     assert commit(core, ann, 2, 1.0).sequence == 2

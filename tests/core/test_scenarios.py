@@ -35,7 +35,7 @@ from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint
 from kit import golden
-from kit.core import header, make_core, save_core
+from kit.core import header, make_core, save_core, uploaded
 
 TRANSCRIPTS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.txt"))
 TWO = Layout.of({"w": (2,)})
@@ -113,8 +113,8 @@ class Player:
         head = header(self._core, lease_id, int(sequence), base)
         admission, lease = self._core.admit(head, self._now)
         if admission is Admission.FRESH:
-            lease.upload[:] = _floats([word for word in words if not word.startswith("base=")])
-            self._tickets.append(self._core.ticket(lease, head, self._now))
+            gradient = uploaded(self._core, _floats([word for word in words if not word.startswith("base=")]))
+            self._tickets.append(self._core.ticket(lease, head, self._now, gradient))
             yield f"ticket {self._tickets[-1].ticket}"
         elif admission is Admission.REPEATED:
             assert lease.last_applied is not None

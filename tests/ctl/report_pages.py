@@ -16,6 +16,7 @@ from gem_ctl.recorded_run import read_run
 from gem_ctl.run_report import page
 
 BEGIN = 1_700_000_000.0  # Unix seconds
+_LOCAL = {"on": "local", "ray_address": "auto", "resources": "CPU=1", "working_dir": None}
 
 
 def line(version: int, worker: str = "a", staleness: int = 0, discarded: int = 0, **changes: Any) -> str:
@@ -42,10 +43,15 @@ def complete_run(folder: Path) -> Path:
     folder.mkdir(parents=True)
     history(folder / "commits.csv", in_turn(300, 3))
     scores = [{"version": 100, "loss": 0.5, "accuracy": 0.8}, {"version": 300, "loss": 0.25, "accuracy": 0.975}]
-    summary = {"outcome": "complete", "hyperparameters": {"learning_rate": 0.05}, "versions": {"gem-ps": "0.1.0"}}
+    summary = {
+        "outcome": "complete",
+        "run_id": "1a2b3c4d",
+        "hyperparameters": {"learning_rate": 0.05},
+        "versions": {"gem-ps": "0.1.0"},
+    }
     write_json(
         folder,
-        run={"task": "digits", "workers": 3, "runs": "/secret", "learning_rate": 0.1},
+        run={"task": "digits", "workers": 3, "runs": "/secret", "learning_rate": 0.1, "server_settings": {}, **_LOCAL},
         evaluations=scores,
         summary=summary | {"commits_via": {"memory": 2, "tcp": 1}},
     )
@@ -98,7 +104,7 @@ def as_text(path: Path, now: float = BEGIN) -> str:
     text = page(read_run(path, in_progress=False), now).partition("<body>")[2]
     text = re.sub(r"<svg.*?</svg>", lambda svg: f"<p>[plot: {', '.join(_words(svg[0]))}]</p>", text, flags=re.DOTALL)
     for pattern, shown in _SHOWN.items():
-        text = re.sub(pattern, shown, text)
+        text = re.sub(pattern, shown, text, flags=re.DOTALL)
     text = html.unescape(re.sub(r"<[^>]*>", "", text))
     return re.sub(r"\n\s*\n+", "\n", text).strip().replace(f"gem-ps {__version__}.", "gem-ps VERSION.") + "\n"
 
@@ -109,10 +115,12 @@ def _words(svg: str) -> list[str]:
 
 
 _SHOWN: dict[str, str | Callable[[re.Match[str]], str]] = {
-    r"<b>(.*?)</b>(.*?)</div>": r"\n[\2: \1]",
+    r"<script>.*?</script>": "",
+    r"<b[^>]*>(.*?)</b>(.*?)</div>": r"\n[\2: \1]",
+    r'<i class="(\w+)"></i>(.*?)</span>': r"\n(\2: colour \1)",
     r"</dt><dd>": ": ",
-    r"</t[dh]><t[dh]>": " | ",
-    r"<h([123])>": lambda found: "\n" + "#" * int(found[1]) + " ",
+    r"</t[dh]><t[dh][^>]*>": " | ",
+    r"<h([123])[^>]*>": lambda found: "\n" + "#" * int(found[1]) + " ",
     r"<li[^>]*>": "\n! ",
     r"<(p|tr|div)[ >]": lambda found: f"\n{found[0]}",
 }  # a tag, and what stands for it

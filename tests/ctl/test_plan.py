@@ -24,7 +24,9 @@ from gem_ctl.planning.plan import (
     Setup,
     plan,
     server_seconds,
+    upload_buffers,
 )
+from gem_server.core.uploads import buffers_for
 from kit.core import make_core, start
 
 P = 5_000
@@ -66,6 +68,12 @@ def test_the_memory_of_an_optimizer_is_what_the_core_holds(rule: str, optimizer:
     planned = plan(replace(SETUP, workers=1, rule=rule, optimizer=optimizer))
     assert planned.worker_bytes == core.leases.get(ann).nbytes
     assert planned.server_bytes - PROCESS_BYTES == core.memory.held
+
+
+@pytest.mark.parametrize("workers", [1, 4, 5, 1000])
+@pytest.mark.parametrize("parameters", [1, 156_450, 1_000_000, 25_000_000])
+def test_the_buffers_of_gradients_that_arrive_are_those_of_the_server(workers: int, parameters: int) -> None:
+    assert upload_buffers(workers, 4 * parameters) == buffers_for(workers, 4 * parameters)
 
 
 def test_the_bytes_of_a_commit_are_those_of_its_chunks_both_ways() -> None:
@@ -133,7 +141,7 @@ def run_plan(*options: str) -> str:
 
 def test_the_command_says_what_each_of_several_servers_needs() -> None:
     told = run_plan("--servers", "4")
-    assert "server memory on each of 4, 234.9 MiB, and 314.7 MiB per worker" in told
+    assert "server memory on each of 4, 654.5 MiB, and 209.8 MiB per worker" in told
     assert "839.2 MiB per commit, both ways, 209.8 MiB of them at each server" in told
 
 

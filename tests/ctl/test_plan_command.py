@@ -24,7 +24,7 @@ def test_json_has_everything() -> None:
     assert found["outcomes"][0]["staleness"]["mean"] == pytest.approx(9, rel=0.02)
     assert found["scenario"]["slow"] == [{"share": 0.1, "factor": 5.0}]
     assert found["scenario"]["setup"]["parameters"] == 10**6
-    assert found["plan"]["worker_bytes"] == 12 * 10**6
+    assert found["plan"]["worker_bytes"] == 8 * 10**6
     assert run(*options).stdout == done.stdout, "the same seed"
 
 

@@ -5,10 +5,13 @@ The pages and the command's lines are golden files in `golden/`: see `kit.golden
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from kit import golden
 # A warning of Matplotlib or NumPy would reach the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error")
 GOLDEN = Path(__file__).parent / "golden"
+SCRIPT = files("gem_ctl").joinpath("report.js").read_text(encoding="utf-8")
 HOSTILE = """<script>alert("1")</script> 'it''s' & a\\b\\ [x].*+?|(y) {z} $"""
 
 
@@ -116,6 +120,39 @@ def test_a_worker_whose_name_is_an_endless_number_is_shown(tmp_path: Path) -> No
     assert "9" * 5000 in page(read_run(path, in_progress=False), 0.0)
 
 
+@pytest.mark.parametrize(("on", "shown"), [("local", []), ("ray", ["ray address", "resources"])])
+def test_settings_of_ray_are_shown_of_a_run_on_ray_alone(on: str, shown: list[str], run: Path) -> None:
+    options = json.loads((run / "run.json").read_text())
+    write_json(run, run={**options, "on": on})
+    assert [name for name in parsed(run).of("dt") if name in ("ray address", "resources", "working dir")] == shown
+
+
+def test_a_history_within_the_folder_of_a_run_has_the_name_of_the_run(run: Path) -> None:
+    assert parsed(run / "commits.csv").of("h1") == ["Run 20260102-digits"]
+
+
+def test_each_plot_is_an_image_that_says_its_values_and_holds_them_for_the_script(run: Path) -> None:
+    plots = [attributes for tag, attributes in parsed(run).elements if tag == "svg"]
+    assert len(plots) == 9
+    assert {plot["role"] for plot in plots} == {"img"}
+    assert plots[1]["aria-label"] == "Accuracy. accuracy: from 80.0% to 97.5%"
+    assert plots[8]["aria-label"] == "Distribution of staleness: most often 2, in 99.3% of the commits"
+    assert json.loads(plots[1]["data-points"])["lines"] == [["accuracy", [100, 300], [0.8, 0.975]]]
+
+
+def test_the_colours_of_a_plot_are_those_of_the_page(run: Path) -> None:
+    """They are dark on white and light on black."""
+    shown = parsed(run)
+    (style,) = shown.of("style")
+    values = [
+        value for _, attributes in shown.elements for name, value in attributes.items() if name in ("style", "fill", "stroke")
+    ]
+    named = {name for value in values for name in re.findall(r"var\((--\w+)\)", value)}
+    assert named == {"--one", "--two", "--quiet", "--line"}
+    assert not [value for value in values if re.search(r"#[0-9a-fA-F]|rgb|black|white", value)]
+    assert all(style.count(f" {name}: #") == 2 for name in named), "a colour each for light and dark"
+
+
 # -- safe to open
 
 
@@ -134,20 +171,28 @@ def test_names_are_text_wherever_they_come_from(tmp_path: Path, name: str) -> No
 
 
 LOADING = {"src", "href", "xlink:href", "srcset", "data", "poster", "action", "formaction", "background", "ping", "cite"}
-ACTIVE = {"script", "iframe", "frame", "object", "embed", "base", "form", "link", "audio", "video", "img"}
+ACTIVE = {"iframe", "frame", "object", "embed", "base", "form", "link", "audio", "video", "img"}
 
 
 def harmful(shown: Parsed) -> list[str]:
-    """What in a page would have a browser load or run anything."""
+    """What in a page would have a browser load or run anything but the report's own script."""
+    own = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    (policy,) = [attributes["content"] for _, attributes in shown.elements if "http-equiv" in attributes]
+    assert policy.startswith(f"default-src 'none'; script-src 'sha256-{own}'; ")
+    assert "".join(shown.of("script")) == SCRIPT
     wrong = [f"<{tag}>" for tag, _ in shown.elements if tag in ACTIVE]
     for tag, attributes in shown.elements:
         for name, value in attributes.items():
-            if name.startswith("on") or name == "http-equiv" or (name in LOADING and not value.startswith("#")):
+            if name.startswith("on") or (name in LOADING and not value.startswith("#")):
                 wrong.append(f"<{tag} {name}={value[:80]!r}>")
             wrong += [f"{name}: {url}" for url in re.findall(r"url\(\s*['\"]?(?!#)[^)]*", value)]
     for style in shown.of("style"):
         wrong += re.findall(r"@import|url\([^)]*|expression\(|</", style)
     return wrong
+
+
+def test_its_script_writes_text_alone_and_asks_for_nothing() -> None:
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|Function|fetch|import|XMLHttp", SCRIPT)
 
 
 def test_a_page_needs_nothing_but_itself_and_each_plot_its_own_parts(run: Path) -> None:

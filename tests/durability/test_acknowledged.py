@@ -23,7 +23,7 @@ from gem_server.telemetry.progress import Progress
 from gem_server.telemetry.run_view import RunView
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kit.core import apply, make_core
+from kit.core import apply, make_core, uploaded
 
 WHOLE_NUMBERS = st.sampled_from([0, 1, 2, *(2**k + d for k in (31, 32, 40, 53, 63) for d in (-1, 0, 1)), 2**64 - 1])
 REALS = st.sampled_from([-0.0, 1.5, -1e308, math.nan, math.inf, -math.inf])
@@ -64,8 +64,7 @@ class Server:
         fingerprint = self.core.central.layout.fingerprint
         header = messages.header(pb.CommitHeader(lease_id=lease.lease_id, layout_fingerprint=fingerprint, **fields))
         if self.core.admit(header, 0.0)[0] is Admission.FRESH:
-            lease.upload[:] = 1.0
-            apply(self.core, self.core.ticket(lease, header, 0.0))
+            apply(self.core, self.core.ticket(lease, header, 0.0, uploaded(self.core, 1.0)))
 
     def shard(self, worker: int, done: int) -> None:
         self.core.lease_shard(self.leases[worker], self.samples, 0.0)

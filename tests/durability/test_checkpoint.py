@@ -17,7 +17,7 @@ from gem_server.durability.checkpoint import newest, restore
 from gem_server.intake.messages import commit_result
 from gem_server.rules import RULES
 from gem_server.rules.proxies import PROXIES
-from kit.core import SMALL, apply, bits, commit, header, make_core, restored, save_core, start
+from kit.core import SMALL, apply, bits, commit, header, make_core, restored, save_core, start, uploaded
 from simulation.truth import fingerprint
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -147,8 +147,7 @@ def test_a_norm_that_waits_during_a_checkpoint_counts_once_after_a_replay() -> N
         start(each, ["ann", "bob"])
     head = header(core, "lease-1", 1)
     _, lease = core.admit(head, 0.0)
-    lease.upload[:] = 1.0
-    ticketed = core.ticket(lease, head, 0.0, norm=3.0)
+    ticketed = core.ticket(lease, head, 0.0, uploaded(core, 1.0), norm=3.0)
     copied.norms.resume(checkpoint.capture(core).state["norms"])
     core.record_to(lambda record: records.append(record) or len(records))
     apply(core, ticketed)

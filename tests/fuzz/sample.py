@@ -6,12 +6,14 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
 from gem_server.core.commits import Arrived
 from gem_server.core.facts import EndReason, Header
 from gem_server.core.state_machine import Core
+from gem_server.core.uploads import Upload
 from gem_server.durability import recovery, segment
 from gem_server.durability.journal import Journal
 from gem_server.durability.segment import Entry, Segment
@@ -75,8 +77,9 @@ def commit(core: Core, lease_id: str, dtype: str, loss: float | None = None) -> 
     head = Header(lease_id, lease.sequence + 1, lease.base_version, LAYOUT.fingerprint, loss, 4)
     core.admit(head, 0.0)
     data = np.frombuffer(bytes(range(1, 1 + form.nbytes(LAYOUT.size))), np.uint8).copy() % 64
-    form.assembly(lease.upload).add_all(data.data)
-    step = core.begin(core.ticket(lease, head, 0.0, Arrived(form.dtype, [data.data])))
+    upload = Upload(empty(LAYOUT.size))
+    form.assembly(upload.gradient).add_all(data.data)
+    step = core.begin(core.ticket(lease, head, 0.0, upload, Arrived(form.dtype, [data.data])))
     core.finish(step, step.run(), 0.0)
 
 

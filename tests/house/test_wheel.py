@@ -91,7 +91,7 @@ def test_it_holds_the_types_the_contract_and_no_tests(wheel: Path) -> None:
     protos = {str(path.relative_to(ROOT / "proto")) for path in (ROOT / "proto" / "gem_api").rglob("*.proto")}
     assert protos
     assert protos <= names
-    assert "gem_server/telemetry/live.html" in names
+    assert {"gem_server/telemetry/live.html", "gem_ctl/report.css", "gem_ctl/report.js"} <= names
     sources = {str(path.relative_to(ROOT / room)) for room in ROOMS for path in (ROOT / room).glob("gem_*/**/*.py")}
     assert {name for name in names if ".dist-info/" not in name and name.endswith(".py")} == sources
 

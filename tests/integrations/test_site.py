@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", "docs", "-d", out / "cache"]
-    made = subprocess.run([*command, ".", out / "html"], cwd=ROOT, capture_output=True, text=True, check=False)
+    options = f"-q -W --keep-going -b html -c docs -d {out / 'cache'} . {out / 'html'}".split()
+    made = subprocess.run([sys.executable, "-m", "sphinx", *options], cwd=ROOT, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[-4000:]
     return out / "html"
 

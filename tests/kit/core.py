@@ -15,6 +15,7 @@ from gem_api.ranges import WHOLE, Range
 from gem_server.core.commits import Commit
 from gem_server.core.facts import Admission, Applied, Header
 from gem_server.core.state_machine import Core
+from gem_server.core.uploads import Upload
 from gem_server.durability import checkpoint
 from gem_server.durability.storage import Storage
 from gem_server.durability.tensor_file import write_tensors
@@ -82,8 +83,14 @@ def send(core: Core, head: Header, gradient: Any, now: float = 0.0) -> Commit:
     """Sends a fresh commit's header and gradient; returns its ticket."""
     admission, lease = core.admit(head, now)
     assert admission is Admission.FRESH, admission
-    lease.upload[:] = gradient
-    return core.ticket(lease, head, now)
+    return core.ticket(lease, head, now, uploaded(core, gradient))
+
+
+def uploaded(core: Core, gradient: Any) -> Upload:
+    """A gradient that has arrived: an array, or one number for all elements."""
+    upload = Upload(np.empty(core.central.size, np.float32))
+    upload.gradient[:] = gradient
+    return upload
 
 
 def apply(core: Core, ticketed: Commit, now: float = 0.0) -> Applied:

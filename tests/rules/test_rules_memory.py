@@ -9,7 +9,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.durability.capture import copies_at_most
-from kit.core import SMALL, commit, header, make_core, start
+from kit.core import SMALL, commit, header, make_core, start, uploaded
 
 BYTES = 4 * SMALL.size
 # Rule, options, arrays of P floats for each worker, arrays that all share, arrays that are made for the length of a commit.
@@ -27,13 +27,13 @@ def test_memory_is_what_the_rule_keeps(rule: str, options: str, each: int, share
     settings = Hyperparameters(rule=rule, rule_options=options)
     core = make_core(settings)
     start(core, ["ann", "bob", "cy"])
-    assert core.memory.most_for_worker == BYTES * (each + 1)  # and the gradient that arrives
+    assert core.memory.most_for_worker == BYTES * each  # besides the gradient that arrives
     assert core.memory.held == BYTES * (1 + shared + made + 3 * (each + 1))
     assert copies_at_most(core) == 1 + shared + 3 * each
     held = [core.central.theta, *core.shared.buffers.values()]
     for lease in core.leases.live.values():
-        held += [lease.upload, *lease.buffers.values()]
-    assert sum(array.nbytes for array in held) == core.memory.held - BYTES * made
+        held += lease.buffers.values()
+    assert sum(array.nbytes for array in held) == core.memory.held - BYTES * (made + 3)
 
 
 @pytest.mark.parametrize(("rule", "options", "each", "shared", "made"), KEPT)
@@ -46,8 +46,7 @@ def test_a_commit_takes_no_more_memory_than_is_counted(rule: str, options: str, 
     commit(core, ann, 1, 0.5)  # compiles what is compiled
     for sequence in (2, 3):
         lease = core.leases.get(ann)
-        lease.upload[:] = 0.5
-        step = core.begin(core.ticket(lease, header(core, ann, sequence), 0.0))
+        step = core.begin(core.ticket(lease, header(core, ann, sequence), 0.0, uploaded(core, 0.5)))
         tracemalloc.start()
         pi = step.run()
         _, peak = tracemalloc.get_traced_memory()

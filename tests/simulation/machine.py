@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -17,10 +18,11 @@ from gem_server.core.commits import Arrived, Commit
 from gem_server.core.facts import Admission, Header, LeadsAnswer, PullDecision
 from gem_server.core.leases import Lease
 from gem_server.core.shards import NoShard
+from gem_server.core.uploads import Upload
 from simulation.client import SAMPLES, Request, Response
 from simulation.everywhere import Everywhere
 from simulation.host import Host, Setup
-from simulation.server import Plan, Upload, waits_for_checkpoint
+from simulation.server import Arriving, Plan, waits_for_checkpoint
 from simulation.truth import History, Truth, require
 
 
@@ -139,32 +141,77 @@ class Machine(Host):
         header = Header(
             lease, sequence, base, self.layout.fingerprint, None, self.setup.settings.batch_size, core.rule.kind
         )  # fmt: skip
-        upload = server.uploads.pop(lease, None)  # a newer call under the same lease ends an older one
-        admission, holder = core.admit(header, self.now)
-        if admission is Admission.FRESH:
-            self._require_based()
-            if holder.recorded > self.durable():
-                raise Overloaded("the log still needs the last gradient")
-            if upload is not None:
-                server.ended.append(holder.upload)
-                holder.renew_upload()
-            self._receive(holder, dtype, payload)
-            if upload is None or upload.request.operation != request.operation or self.random.random() < 0.3:
-                holder.upload[self.layout.size // 2 :] = 0  # half of it is here
-                server.uploads[lease] = Upload(request, header)
-                self.network.append(request)
-                if not self.tickets_at_once:
+        older = server.arriving.pop(lease, None)
+        begun = older is not None and older.request.operation == request.operation
+        if older is not None and not begun:
+            self._end(older)  # a newer call under the same lease ends an older one
+            older = None
+        try:
+            admission, holder = core.admit(header, self.now)
+            if admission is Admission.FRESH:
+                self._require_based()
+                older = older or Arriving(request, header, server.turns.begin())
+                whole, mine = self._arrives(older.upload, dtype, payload, begun), older
+                older = None
+                if not whole:
+                    server.arriving[lease] = mine
+                    self.network.append(request)
                     return
-            arrived = Arrived(dtype, [memoryview(payload)])
-            server.queue.append(core.ticket(holder, header, self.now, arrived))
+                server.queue.append(self._submit(holder, header, mine.upload, Arrived(dtype, [memoryview(payload)])))
+        finally:
+            if older is not None:
+                self._end(older)
         if admission is Admission.REPEATED:
             self._acknowledge(request, holder.lease_id)
         else:
             server.asked.setdefault((lease, sequence), []).append(request)
 
-    def _receive(self, lease: Lease, dtype: int, payload: bytes) -> None:
-        gradient_format(dtype).assembly(lease.upload).add_all(memoryview(payload))
-        require_finite(lease.upload, self.server.core.rule.largest, "gradient")
+    def _arrives(self, upload: Any, dtype: int, payload: bytes, begun: bool) -> bool:
+        """Whether a gradient is whole: it may wait for its turn (`upload` is a future), and half of it may be there before the
+        rest."""
+        if isinstance(upload, Future):
+            if not upload.done():
+                return False
+            upload = upload.result()
+        gradient_format(dtype).assembly(upload.gradient).add_all(memoryview(payload))
+        require_finite(upload.gradient, self.server.core.rule.largest, "gradient")
+        if begun and self.random.random() < 0.7:
+            return True
+        upload.gradient[self.layout.size // 2 :] = 0
+        return self.tickets_at_once
+
+    def _submit(self, holder: Lease, header: Header, upload: Any, arrived: Arrived) -> Commit:
+        """Gives a commit its ticket; its call's use of the memory becomes the queue's."""
+        upload = upload.result() if isinstance(upload, Future) else upload
+        self.server.turns.arrived(upload)
+        try:
+            return self.server.core.ticket(holder, header, self.now, upload, arrived)
+        except BaseException:
+            upload.release()
+            raise
+
+    def _end(self, arriving: Arriving) -> None:
+        """Ends a call. On a thread of the lane it goes on writing for a moment."""
+        if isinstance(arriving.upload, Upload):
+            self.server.ended.append(arriving.upload)
+        else:
+            self.server.turns.give_up(arriving.upload)
+
+    def _end_late_calls(self) -> None:
+        """The calls that were ended stop writing; so do those of leases that have ended."""
+        server = self.server
+        for lease_id in server.arriving.keys() - server.core.leases.live.keys():
+            self._end(server.arriving.pop(lease_id))
+        for upload in server.ended:
+            upload.gradient[:] = 7.0
+            server.turns.arrived(upload)
+            upload.release()
+        server.ended.clear()
+        server.turns.trim()
+        waiting = server.journal._waiting if server.journal is not None else server.unbased and server.unbased._waiting
+        if not (server.arriving or server.queue or server.step or waiting):
+            memory = server.core.memory
+            require(memory.uploads <= memory.usual_uploads, "memory of gradients that nobody uses is kept")
 
     def _acknowledge(self, request: Request, lease_id: str) -> None:
         lease = self.server.core.leases.live.get(lease_id)
@@ -218,18 +265,17 @@ class Machine(Host):
 
     def begin(self) -> None:
         server = self.server
+        self._end_late_calls()
         if server.step is None and server.queue:
             commit = self.next_commit()
             if isinstance(commit, Plan):
                 commit.run()
                 return
-            for written in server.ended:
-                written[:] = 7.0
-            server.ended.clear()
             try:
                 server.step = server.core.begin(commit)
                 self.truth.begun = (commit.header.lease_id, commit.header.sequence)
             except LeaseEnded:
+                commit.upload.release()
                 self.refuse_all(commit.header, LeaseEnded("ended while it waited"))
 
     def next_commit(self) -> Commit | Plan:
@@ -245,6 +291,7 @@ class Machine(Host):
                 return  # the apply thread waits
             step, server.step = server.step, None
             applied = server.core.finish(step, step.run(), self.now)
+            step.commit.upload.release()
             self.truth.applies(step.commit.header.lease_id, applied, server.core)
             self._note()
             for request in server.asked.pop((step.commit.header.lease_id, applied.sequence), []):

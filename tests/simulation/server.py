@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import coroutine
 from typing import Any, TypeVar
@@ -12,19 +13,22 @@ from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
+from gem_server.core.uploads import Upload
 from gem_server.durability import journal as journal_module
 from gem_server.durability.checkpointer import Checkpointer, Written
+from gem_server.intake.turns import Turns
 from simulation.client import Request, Response
 
 T = TypeVar("T")
 
 
 @dataclass
-class Upload:
-    """A commit whose gradient has arrived in part."""
+class Arriving:
+    """A commit whose gradient has arrived in part, or waits for its turn."""
 
     request: Request
     header: Header
+    upload: Any  # or a future of one
 
 
 @dataclass
@@ -50,14 +54,26 @@ class Server:
     checkpointer: Checkpointer | None = None
     checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
     jobs: list[tuple[Request, Coroutine[Any, Any, object]]] = field(default_factory=list)  # calls of other kinds that take long
-    uploads: dict[str, Upload] = field(default_factory=dict)
-    ended: list[Any] = field(default_factory=list)  # where calls that were ended go on writing for a moment: a lane's threads
+    arriving: dict[str, Arriving] = field(default_factory=dict)
+    ended: list[Upload] = field(default_factory=list)  # calls that were ended go on writing for a moment: a lane's threads
+    turns: Turns = field(init=False)
     queue: deque[Commit | Plan] = field(default_factory=deque)
     step: Step | None = None
     writing: list[journal_module.Waiting] | None = None
     written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
     answers: list[tuple[int, Response, Callable[[], object]]] = field(default_factory=list)  # due when a record is durable
     asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
+
+    def __post_init__(self) -> None:
+        """Every gradient needs a turn here, so that the small ones of the simulation wait too."""
+        self.turns = Turns(self.core, Futures(), lambda: 0.0, small=0)  # type: ignore[arg-type]
+
+
+class Futures:
+    """Stands for an event loop that makes futures."""
+
+    def create_future(self) -> Future[Any]:
+        return Future()
 
 
 @coroutine

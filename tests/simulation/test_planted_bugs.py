@@ -17,12 +17,14 @@ from gem_server.core.leases import Lease, LeaseTable
 from gem_server.core.records import Kind, Record
 from gem_server.core.shards import ShardLedger
 from gem_server.core.state_machine import Core
+from gem_server.core.uploads import Upload
 from gem_server.durability import checkpoint, recovery, segment
 from gem_server.durability.capture import Capture
 from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.journal import Journal, LogPosition, Waiting
 from gem_server.durability.segment import DamagedLog, SegmentWriter
 from gem_server.durability.storage import Storage
+from gem_server.intake.turns import Turns
 from gem_server.rules import PiFacts, RuleInput
 from simulation.backup import Backup
 from simulation.client import Client, Request
@@ -292,9 +294,20 @@ def gives_out_the_shard_ids_of_a_lost_start_again(patch: pytest.MonkeyPatch) -> 
 
 
 @planted(servers=1)
-def receives_into_memory_that_an_older_call_writes_to(patch: pytest.MonkeyPatch) -> None:
+def receives_into_memory_that_the_log_still_reads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Upload, "hold", lambda upload: None)
+
+
+@planted(servers=1)
+def receives_into_memory_that_is_in_use(patch: pytest.MonkeyPatch) -> None:
     """A call that was ended, on a thread of the lane, may write for a moment longer."""
-    patch.setattr(Lease, "renew_upload", lambda lease: None)
+
+    def arrived(turns: Turns, upload: Upload) -> None:
+        original(turns, upload)
+        turns._freed(upload)
+
+    original = Turns.arrived
+    patch.setattr(Turns, "arrived", arrived)
 
 
 def leaves_out(kind: Kind) -> Plant:
@@ -363,7 +376,7 @@ def counts_a_batch_that_a_range_has_rejected(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "_after_commit", careless)
 
 
-@planted(servers=3, seed=155)
+@planted(servers=3, seed=440)
 def gives_up_if_a_peer_knows_another_run(patch: pytest.MonkeyPatch) -> None:
     """It does not ask the lead again, which may have begun another run since."""
     patch.setattr(Client, "_after_register", _giving_up(Client._after_register))

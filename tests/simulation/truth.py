@@ -186,7 +186,8 @@ class Truth:
             {holder for holder, _ in ledger.held.values()} <= core.leases.live.keys(), "a lease that has ended holds shards"
         )
         for_all = 1 + len(core.rule.shared) + core.rule.temporaries + core.central.copies
-        most = core.central.size * 4 * (for_all + 4 * len(core.leases.live))
+        most = core.central.size * 4 * (for_all + 3 * len(core.leases.live))
+        most += max(core.memory.uploads, core.memory.usual_uploads)
         require(core.memory.held <= most, f"{core.memory.held} bytes are held, where {most} are needed at most")
 
 

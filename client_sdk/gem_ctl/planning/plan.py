@@ -140,8 +140,8 @@ class Plan:
 
     Attributes:
         servers: Number of servers.
-        fixed_bytes: Server memory without workers.
-        worker_bytes: Server memory per worker.
+        fixed_bytes: Server memory for all workers together.
+        worker_bytes: Server memory per worker, besides `fixed_bytes`.
         server_bytes: Server memory in total.
         commit_bytes: Bytes on the network per commit, both ways, of all servers together.
         server_seconds: The server's time per commit.
@@ -166,7 +166,8 @@ class Plan:
 def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     """Predicts what the setup needs. Raises InvalidRequest for an unknown format."""
     size = -(-setup.parameters // setup.servers)
-    fixed_bytes, worker_bytes = PROCESS_BYTES + _central_bytes(setup, size), _worker_bytes(setup, size)
+    fixed_bytes = PROCESS_BYTES + _central_bytes(setup, size) + _upload_bytes(setup, size)
+    worker_bytes = _worker_bytes(setup, size)
     commit_bytes = sum(wire_bytes(setup))
     seconds = server_seconds(setup, costs)
     round_trip = seconds + sum(transfer_seconds(setup, costs))
@@ -202,10 +203,19 @@ def one_server_only(setup: Setup) -> str:
 
 def _worker_bytes(setup: Setup, size: int) -> int:
     """Memory for one worker on a server that holds `size` parameters."""
-    arrays = _rule_memory(setup)
-    copied = not setup.shared_memory or not arrays.by_reference or setup.durability == "log"
-    held = size * FLOAT_BYTES * (arrays.each + copied + setup.overlap)
+    held = size * FLOAT_BYTES * (_rule_memory(setup).each + setup.overlap)
     return held + (region_bytes(size) if setup.shared_memory else 0)
+
+
+def _upload_bytes(setup: Setup, size: int) -> int:
+    """Memory where gradients arrive, on a server that holds `size` parameters."""
+    by_reference = setup.shared_memory and _rule_memory(setup).by_reference and setup.durability != "log"
+    return 0 if by_reference else size * FLOAT_BYTES * upload_buffers(setup.workers, size * FLOAT_BYTES)
+
+
+def upload_buffers(workers: int, nbytes: int) -> int:
+    """How many buffers of `nbytes` the server has for gradients that arrive: few if they are large."""
+    return min(workers, max(4, (64 << 20) // nbytes))
 
 
 def _central_bytes(setup: Setup, size: int) -> int:

@@ -13,6 +13,7 @@ from gem_api.wire import FLOAT32
 from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
 from gem_server.core.records import Kind, Record
+from gem_server.core.uploads import Upload
 from gem_server.rules import PiFacts, RuleInput
 
 
@@ -35,12 +36,21 @@ class Commit:
     ticket: int
     lease: Lease
     header: Header
-    gradient: Vector
+    upload: Upload
     arrived: Arrived
     norm: float | None
 
+    @property
+    def gradient(self) -> Vector:
+        """float32, shape (P,)."""
+        return self.upload.gradient
+
     def record(self, version: int) -> Record:
-        """Its record in the log; `version` is the central variable's after it."""
+        """Its record in the log; `version` is the central variable's after it. If the log gets the memory where the gradient
+        arrived, that is not free until the record is written."""
+        held = self.arrived.dtype == FLOAT32.dtype
+        if held:
+            self.upload.hold()
         fields = {
             "ticket": self.ticket,
             "lease": self.header.lease_id,
@@ -52,7 +62,7 @@ class Commit:
             "samples": self.header.samples,
             "norm": self.norm,
         }
-        return Record(Kind.COMMITTED, fields, self.arrived.pieces)
+        return Record(Kind.COMMITTED, fields, self.arrived.pieces, *([self.upload.release] if held else []))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from gem_api.errors import LeaseEnded
-from gem_api.framing import empty
 from gem_api.layout import Vector
 from gem_api.region import Region
 
@@ -31,18 +30,18 @@ class Lease:
         expires_at: When it ends without a sign of life, in seconds of the caller's clock.
         starting: Whether its worker has only registered so far. It may be slow to start, and gets more time.
         buffers: What the rule keeps for the worker, each float32, shape (P,).
-        upload: Receives the gradient of its next commit, float32, shape (P,).
         sequence: Number of its last applied commit.
         last_applied: The facts of that commit, sent again if the commit is repeated.
         base_version: Version of the θ that the worker was last given.
         spare_version: Version of the θ in the spare snapshot, for a worker that overlaps: see `swap_snapshots`.
-        region: Memory shared with the worker: `upload` lies in it or is copied from it. None if tensors are sent instead.
+        region: Memory shared with the worker. None if tensors are sent instead.
+        copied: Whether a gradient in the region is copied before it is used. If not, the rule checks what it reads.
         queued: The sequence of its commit that waits in the queue or is being applied; None if there is none.
         before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are. It
             may wait until the checkpoint is written: never call it on the event loop's thread.
-        recorded: Number of the log record of its last commit. Until that is durable, `upload` must not change.
+        recorded: Number of the log record of its last commit.
         owner: Name of the only credentials that may use it; empty if the server asks for none.
-        counted: Bytes that `LeaseTable.nbytes` includes for it.
+        counted, counted_by_reference: What the totals of `LeaseTable` include for it.
         record_room: Bytes of a compressed gradient that are kept for the log, as it arrived, until they are on the disk.
         frozen: Identifies the values of the parameters that its worker does not train; empty if that is not known.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
@@ -53,18 +52,19 @@ class Lease:
     worker: str
     expires_at: float
     buffers: Buffers
-    upload: Vector
     sequence: int = 0
     last_applied: Applied | None = None
     base_version: int = 0
     spare_version: int = 0
     region: Region | None = None
+    copied: bool = False
     queued: int | None = None
     before_change: Callable[[Lease], None] | None = None
     recorded: int = 0
     owner: str = ""
     frozen: bytes = b""
     counted: int = 0
+    counted_by_reference: bool = False
     record_room: int = 0
     restored: bool = False
     starting: bool = False
@@ -82,9 +82,12 @@ class Lease:
     @property
     def own_nbytes(self) -> int:
         """Bytes that are freed with the lease: its shared memory lives on for as long as the worker maps it."""
-        in_region = self.region is not None and self.upload is self.region.gradient
-        own = self.record_room + (0 if in_region else self.upload.nbytes)
-        return own + sum(array.nbytes for array in self.buffers.values())
+        return self.record_room + sum(array.nbytes for array in self.buffers.values())
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether its gradients are used where they lie, in the region."""
+        return self.region is not None and not self.copied
 
     @property
     def shared_reply(self) -> Vector | None:
@@ -101,22 +104,9 @@ class Lease:
         """Receives gradients and sends replies through shared memory from now on.
 
         The worker may write anything there at any time. The rule's buffers therefore stay in the server's own memory. A
-        gradient is either `copied` to `upload` before it is used, or checked again when the rule reads it.
+        gradient is either `copied` before it is used, or checked again when the rule reads it.
         """
-        self.region = region
-        if not copied:
-            self.upload = region.gradient
-
-    def leave_region(self) -> None:
-        """Receives gradients and sends replies without shared memory from now on."""
-        if self.region is not None and self.upload is self.region.gradient:
-            self.upload = empty(self.upload.size)
-        self.region = None
-
-    def renew_upload(self) -> None:
-        """Takes new memory for gradients, because a call that was ended may still write to the old one."""
-        if self.region is None or self.upload is not self.region.gradient:
-            self.upload = empty(self.upload.size)
+        self.region, self.copied = region, copied
 
     @property
     def overlaps(self) -> bool:
@@ -146,19 +136,21 @@ class LeaseTable:
         new_id: Makes lease ids that cannot be guessed.
         live: The live leases by id. Only this class changes it.
         nbytes: Bytes held for all of them, without shared memory. A running total, because there may be thousands.
+        by_reference: How many of them have gradients that are used where they lie; a running total too.
     """
 
     duration: float
     new_id: Callable[[], str]
     live: dict[str, Lease] = field(default_factory=dict)
     nbytes: int = 0
+    by_reference: int = 0
     _by_worker: dict[str, Lease] = field(default_factory=dict)
     ended: dict[EndReason, int] = field(default_factory=dict)
     _looked_at: float | None = None
     _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
 
-    def open(self, lease_id: str, worker: str, buffers: Buffers, upload: Vector, now: float, owner: str = "") -> Lease:
-        lease = Lease(lease_id, worker, now + self.duration, buffers, upload, owner=owner)
+    def open(self, lease_id: str, worker: str, buffers: Buffers, now: float, owner: str = "") -> Lease:
+        lease = Lease(lease_id, worker, now + self.duration, buffers, owner=owner)
         self.add(lease)
         return lease
 
@@ -168,10 +160,16 @@ class LeaseTable:
         self.recount(lease)
 
     def recount(self, lease: Lease) -> None:
-        """Call this when a live lease holds more or less memory than before."""
+        """Call this when a live lease holds more or less memory than before, or other memory."""
         size = lease.own_nbytes
         self.nbytes += size - lease.counted
-        lease.counted = size
+        self.by_reference += lease.by_reference - lease.counted_by_reference
+        lease.counted, lease.counted_by_reference = size, lease.by_reference
+
+    def leave_region(self, lease: Lease) -> None:
+        """Has a lease's gradients and replies sent from now on: its worker may write to the region."""
+        lease.region = None
+        self.recount(lease)
 
     def owner(self, lease_id: str) -> str | None:
         """The owner of a live lease; None if there is no such lease."""
@@ -217,7 +215,8 @@ class LeaseTable:
         if self._by_worker.get(lease.worker) is lease:
             del self._by_worker[lease.worker]
         self.nbytes -= lease.counted
-        lease.counted = 0
+        self.by_reference -= lease.counted_by_reference
+        lease.counted, lease.counted_by_reference = 0, False
         self.ended[reason] = self.ended.get(reason, 0) + 1
         self._reasons[lease.lease_id] = reason
         if len(self._reasons) > _REMEMBERED_ENDS:

@@ -14,6 +14,7 @@ from gem_api.region import region_bytes
 
 from gem_server.core.central_variable import CentralVariable
 from gem_server.core.leases import SPARE, Lease, LeaseTable
+from gem_server.core.uploads import buffers_for
 from gem_server.rules import UpdateRule, is_users
 from gem_server.rules.base import Buffers
 
@@ -23,7 +24,8 @@ MAX_COPIES = 4  # copies of θ, at different versions, for readers without a lea
 
 @dataclass
 class Memory:
-    """Counts θ, its copies, the rule's shared buffers and temporaries, and the buffers of each worker.
+    """Counts θ, its copies, the rule's shared buffers and temporaries, the buffers of each worker, and those where gradients
+    arrive.
 
     Attributes:
         limit: Bytes that may be held; 0 for no limit.
@@ -32,6 +34,7 @@ class Memory:
         leases: The workers.
         regions: Bytes of the shared memory that exists: being made, belonging to a lease, or still mapped by a worker whose
             lease has ended.
+        uploads: Bytes where gradients arrive, as far as they exist; room for `usual_uploads` is kept.
     """
 
     limit: int
@@ -39,6 +42,7 @@ class Memory:
     central: CentralVariable
     leases: LeaseTable
     regions: int = 0
+    uploads: int = 0
 
     @contextmanager
     def under(self, rule: UpdateRule) -> Iterator[None]:
@@ -52,7 +56,8 @@ class Memory:
     @property
     def held(self) -> int:
         """Bytes held at present."""
-        return self._central_bytes(self.central.size) + self.leases.nbytes + self.regions
+        uploads = max(self.uploads, self.usual_uploads)
+        return self._central_bytes(self.central.size) + self.leases.nbytes + self.regions + uploads
 
     @property
     def most_for_worker(self) -> int:
@@ -70,7 +75,8 @@ class Memory:
         each = self._worker_bytes(layout.size, overlap)
         others = len(self.leases.live) - (freed is not None)
         kept = self.leases.nbytes - (freed.counted if freed else 0) + self.regions
-        needed = self._central_bytes(layout.size) + kept + each
+        uploads = self._usual_uploads(layout.size, others + 1 - self.leases.by_reference)
+        needed = self._central_bytes(layout.size) + kept + each + max(self.uploads, uploads)
         if self.limit and needed > self.limit:
             raise Overloaded(
                 f"no memory for worker number {others + 1}: {needed} bytes needed, {each} of them for it, "
@@ -88,9 +94,37 @@ class Memory:
         self.regions += size
         return size
 
+    def take_upload(self) -> Vector | None:
+        """Memory where a gradient arrives, float32, shape (P,); None if as much as the run may have exists already. The caller
+        gives it back by `give_back`. Raises Overloaded if the machine has no memory left."""
+        return self._new_upload() if self.uploads < self.usual_uploads else None
+
+    def take_another_upload(self, slow: int) -> Vector | None:
+        """As `take_upload`, but the run may have so many more buffers, if the limit has room."""
+        nbytes = self.central.size * FLOAT_BYTES
+        room = self.uploads < self.usual_uploads + slow * nbytes and self.fits(nbytes)
+        return self._new_upload() if room else None
+
+    @property
+    def usual_uploads(self) -> int:
+        """Bytes where gradients arrive, without those of slow clients."""
+        return self._usual_uploads(self.central.size, len(self.leases.live) - self.leases.by_reference)
+
+    def _new_upload(self) -> Vector:
+        try:
+            memory = empty(self.central.size)
+        except MemoryError:
+            raise Overloaded("this machine has no memory for a gradient that arrives: try again later") from None
+        self.uploads += memory.nbytes
+        return memory
+
+    def give_back(self, upload: Vector) -> None:
+        """Stops counting memory of `take_upload`, which nobody may use any more."""
+        self.uploads -= upload.nbytes
+
     def reserve_record(self, lease: Lease, nbytes: int) -> bool:
         """Whether a compressed gradient of the lease may be kept for the log as it arrived. If so, it counts until the lease
-        ends. Otherwise the log gets what it was decoded to, the lease's `upload`, which takes no more memory."""
+        ends. Otherwise the log gets what it was decoded to, which takes no more memory."""
         more = max(0, nbytes - lease.record_room)
         if not self.fits(more) or self.leases.live.get(lease.lease_id) is not lease:
             return False
@@ -109,17 +143,16 @@ class Memory:
                 "try again later"
             )
 
-    def take(self, layout: Layout, overlap: bool) -> tuple[Vector, Buffers, Vector]:
+    def take(self, layout: Layout, overlap: bool) -> tuple[Vector, Buffers]:
         """Allocates a worker's memory. Raises Overloaded if the machine has no memory left.
 
         Returns:
-            θ (new memory for the first worker, else the current θ), the worker's buffers, and the memory where its gradients
-            arrive: each float32, shape (P,).
+            θ (new memory for the first worker, else the current θ) and the worker's buffers: each float32, shape (P,).
         """
         try:
             theta = self.central.theta if self.central.initialized else empty(layout.size)
             buffers = {name: np.zeros(layout.size, np.float32) for name in self._buffers(overlap)}
-            return theta, buffers, empty(layout.size)
+            return theta, buffers
         except MemoryError:
             raise Overloaded(
                 f"this machine has no memory for a model of {layout.size} parameters and one more worker"
@@ -139,7 +172,10 @@ class Memory:
         return size * FLOAT_BYTES * (1 + len(self.rule.shared) + working + self.central.copies)
 
     def _worker_bytes(self, size: int, overlap: bool) -> int:
-        return size * FLOAT_BYTES * (len(self._buffers(overlap)) + 1)
+        return size * FLOAT_BYTES * len(self._buffers(overlap))
+
+    def _usual_uploads(self, size: int, workers: int) -> int:
+        return size * FLOAT_BYTES * buffers_for(workers, size * FLOAT_BYTES)
 
     def _buffers(self, overlap: bool) -> tuple[str, ...]:
         return (*self.rule.buffers, SPARE) if overlap else self.rule.buffers

@@ -23,18 +23,23 @@ class Kind(StrEnum):
     COMPLETED = "completed"  # a worker completed a shard: lease, shard
 
 
+def _nothing() -> None: ...
+
+
 class Record(NamedTuple):
     """One event.
 
     Attributes:
         kind: What happened.
         fields: JSON values, by the names listed at `Kind`.
-        payload: A commit's gradient in its wire format. These bytes must not change until the record is on the disk.
+        payload: A commit's gradient in its wire format. These bytes must not change until the record is written.
+        written: Call this then, or if the record is dropped.
     """
 
     kind: Kind
     fields: dict[str, Any]
     payload: Sequence[Bytes] = ()
+    written: Callable[[], None] = _nothing
 
 
 Recorder = Callable[[Record], int]
@@ -43,4 +48,5 @@ Recorder = Callable[[Record], int]
 
 def discard_record(record: Record) -> int:
     """The recorder of a server that keeps no log: drops the record."""
+    record.written()
     return 0

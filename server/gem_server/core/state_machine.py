@@ -39,6 +39,7 @@ from gem_server.core.optimizer_choice import Choice
 from gem_server.core.quarantine import Quarantine
 from gem_server.core.records import Kind, Record, Recorder, discard_record
 from gem_server.core.shards import MAX_SHARDS, NoShard, Shard, ShardLedger, require_windows_fit
+from gem_server.core.uploads import Upload
 from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
 from gem_server.rules.base import require_by_element
 
@@ -184,12 +185,12 @@ class Core:
             checks.require_same_settings(lead, settings)
         with self.memory.under(rule):
             self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
-            theta, buffers, upload = self.memory.take(layout, overlap)
+            theta, buffers = self.memory.take(layout, overlap)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self._settle(settings, rule)
         self.central.adopt(layout, theta)
         lease_id = self.leases.new_id() if lead is None else lead.lease_id
-        lease = self.leases.open(lease_id, worker, buffers, upload, now, owner)
+        lease = self.leases.open(lease_id, worker, buffers, now, owner)
         lease.starting = True
         self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap, "owner": owner}))
         self._begun = self._begun or not self.workers_awaited
@@ -217,8 +218,8 @@ class Core:
         """Opens a lease that a log records. Raises Overloaded if there is no memory for it."""
         layout = self.central.layout
         assert layout is not None
-        _, buffers, upload = self.memory.take(layout, overlap)
-        self.leases.open(lease_id, worker, buffers, upload, now, owner)
+        _, buffers = self.memory.take(layout, overlap)
+        self.leases.open(lease_id, worker, buffers, now, owner)
 
     def mark_restarted(self, shard_ids: int | None) -> None:
         """Call this after the server has restarted with this run.
@@ -322,15 +323,9 @@ class Core:
     # -- memory shared with a worker on this machine
 
     def adopt_region(self, lease: Lease, region: Region) -> None:
-        """A worker commits through a region that it shares: the lease's gradients and replies lie there from now on."""
+        """Has a lease's gradients and replies lie in a region that its worker shares."""
         if lease.region is not region:
             lease.adopt(region, copied=self.logged or self.norms.bounded or not self.rule.reads_once)
-            self.leases.recount(lease)
-
-    def leave_region(self, lease: Lease) -> None:
-        """A worker's commit comes another way: its gradients must not lie in memory that it may write to."""
-        if lease.region is not None:
-            lease.leave_region()
             self.leases.recount(lease)
 
     # -- a commit: admit, (receive), ticket, begin, (run), finish
@@ -364,14 +359,15 @@ class Core:
         return Admission.FRESH, lease
 
     def ticket(
-        self, lease: Lease, header: Header, now: float, arrived: Arrived | None = None, norm: float | None = None
-    ) -> Commit:
-        """Gives a commit its place in the FIFO queue. Its gradient must be complete in `lease.upload`.
+        self, lease: Lease, header: Header, now: float, upload: Upload, arrived: Arrived | None = None,
+        norm: float | None = None,
+    ) -> Commit:  # fmt: skip
+        """Gives a commit its place in the FIFO queue.
 
         Args:
-            lease: The worker's lease.
-            header: The commit's header, for which `admit` returned FRESH.
+            lease, header: What `admit` returned FRESH for.
             now: Seconds of the caller's clock.
+            upload: The gradient, which is complete. The commit does not release it.
             arrived: The gradient as it was sent, if that was not float32.
             norm: The gradient's norm, if norms have a bound.
 
@@ -384,7 +380,7 @@ class Core:
             self.norms.judge(norm)
         self.quarantine.accepted(lease.worker)
         lease.queued = header.sequence
-        commit = Commit(self.next_ticket, lease, header, lease.upload, arrived or as_floats(lease.upload), norm)
+        commit = Commit(self.next_ticket, lease, header, upload, arrived or as_floats(upload.gradient), norm)
         self.next_ticket += 1
         return commit
 

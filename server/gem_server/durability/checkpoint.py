@@ -373,7 +373,7 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
     spare_version = state["spare_version"]
     names = core.rule.buffers if spare_version is None else (*core.rule.buffers, SPARE)
     buffers = _buffers(state["lease_id"], names, tensors, size)
-    lease = Lease(state["lease_id"], state["worker"], now + core.leases.duration, buffers, empty(size))
+    lease = Lease(state["lease_id"], state["worker"], now + core.leases.duration, buffers)
     lease.sequence, lease.base_version = state["sequence"], state["base_version"]
     lease.spare_version = spare_version or 0
     lease.last_applied = _applied(state["answer"]) if state["answer"] else None

@@ -40,6 +40,9 @@ class Durability(Protocol):
         """A future that is done once the record of that number is on the disk; None if it is there. Raises Overloaded, or the
         future does, if it can't be written now."""
 
+    def hurry(self) -> None:
+        """Has records written soon, though nobody waits for them: what they hold is needed."""
+
     async def settled(self) -> None:
         """Returns once every record so far is on the disk. Raises Overloaded if they can't be written now."""
 
@@ -55,6 +58,8 @@ class Unlogged:
 
     def awaited(self, number: int) -> None:
         return None
+
+    def hurry(self) -> None: ...
 
     async def settled(self) -> None: ...
 
@@ -136,6 +141,9 @@ class GroupCommit:
         self._waiters.append((number, done))
         self._changed.notify_all()
         return done
+
+    def hurry(self) -> None:
+        self._changed.notify_all()
 
     async def settled(self) -> None:
         awaited = self.awaited(self.journal.appended)

@@ -109,7 +109,7 @@ class Journal:
         self._cut_at = number
 
     def append(self, record: Record) -> int:
-        """Appends a record and returns its number. Its payload must not change until the record is durable."""
+        """Appends a record and returns its number."""
         self.appended += 1
         self.size += _RECORD_BYTES + sum(map(len, record.payload))
         self._waiting.append(Waiting(self.serial, self.appended, record))
@@ -142,7 +142,7 @@ class Journal:
     def written(self, batch: list[Waiting]) -> None:
         """Reports that a batch has been written."""
         for _ in batch:
-            self._waiting.popleft()
+            self._waiting.popleft().record.written()
 
     def sync(self) -> None:
         """Returns once everything written is on the disk. After an OSError it is unknown what is there."""

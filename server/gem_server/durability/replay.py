@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gem_api.errors import GemError, RuleFailed
+from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.wire import gradient_format
 
 from gem_server.core.facts import EndReason, Header
 from gem_server.core.records import Kind, Record
 from gem_server.core.state_machine import Core
+from gem_server.core.uploads import Upload
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.segment import DamagedLog, Entry, Segment, name, serials
 
@@ -99,9 +101,10 @@ def _committed(core: Core, record: Record, now: float) -> None:
     lease = core.leases.get(fields["lease"])
     (payload,) = record.payload
     header = _header(core, fields)
-    gradient_format(fields["dtype"]).assembly(lease.upload).add_all(memoryview(payload))
+    gradient = empty(core.central.size)
+    gradient_format(fields["dtype"]).assembly(gradient).add_all(memoryview(payload))
     core.next_ticket = fields["ticket"]
-    commit = replace(core.ticket(lease, header, now), norm=fields["norm"])  # which was judged in the run
+    commit = replace(core.ticket(lease, header, now, Upload(gradient)), norm=fields["norm"])  # which was judged in the run
     step = core.begin(commit)
     _require_version(core.central.version + step.accepted, fields["version"])
     try:

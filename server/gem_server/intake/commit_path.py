@@ -23,9 +23,11 @@ from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.quarantine import lift_command
 from gem_server.core.state_machine import Core
+from gem_server.core.uploads import Upload
 from gem_server.durability.group_commit import Durability
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
+from gem_server.intake.turns import Turns
 from gem_server.telemetry.progress import Progress
 
 DRAINING = "the server is shutting down: try again once it has restarted"
@@ -41,7 +43,8 @@ class CommitPath:
         apply_loop: Applies commits in order.
         progress: What the status shows.
         calls: The calls in progress.
-        durability: Whether a gradient's memory may be used again.
+        durability: Whether a commit is on the disk.
+        turns: Where gradients arrive.
         clock: Returns monotonic seconds.
         logger: The server's logger.
     """
@@ -51,22 +54,26 @@ class CommitPath:
     progress: Progress
     calls: Calls
     durability: Durability
+    turns: Turns
     clock: Callable[[], float]
     logger: Logger
 
     def admit(self, call: Call, header: Header) -> tuple[Admission, Lease]:
-        """Decides whether a commit's gradient should be received, and where: `lease.upload`, which is the call's until the
-        exchange ends. Raises Draining, or as `Core.admit`."""
+        """Decides whether a commit's gradient should be received. Raises Draining, or as `Core.admit`."""
         self.require_open()
-        superseded = self.calls.begin_exchange(call, header.lease_id)
+        self.calls.begin_exchange(call, header.lease_id)
         admission, lease = self.core.admit(header, self.clock())
-        if superseded and admission is Admission.FRESH:
-            lease.renew_upload()  # the older call may still be writing to the old one
         if call.region is not None:
             self.core.adopt_region(lease, call.region)  # also for a repeated commit, whose reply must go there
         elif admission is Admission.FRESH:
-            self.core.leave_region(lease)
+            self.core.leases.leave_region(lease)
         return admission, lease
+
+    def begin_upload(self, lease: Lease) -> Upload | Future[Upload]:
+        """Where the gradient of a commit goes, or what to wait for before. Raises Overloaded."""
+        if lease.region is not None and lease.by_reference:
+            return Upload(lease.region.gradient)
+        return self.turns.begin()
 
     def renew(self, lease_id: str) -> None:
         """Notes a sign of life. Raises LeaseEnded."""
@@ -76,9 +83,11 @@ class CommitPath:
         """A sum for a gradient's norm; None if norms have no bound."""
         return GradientNorm() if self.core.norms.bounded else None
 
-    def submit(self, call: Call, lease: Lease, header: Header, arrived: Arrived, norm: GradientNorm | None) -> Reply:
-        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it. Returns the
-        reply.
+    def submit(
+        self, call: Call, lease: Lease, header: Header, upload: Upload, arrived: Arrived, norm: GradientNorm | None
+    ) -> Reply:
+        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it. Holds the
+        upload until it is applied. Returns the reply.
 
         Raises:
             GemError: The call was ended meanwhile, or as `Core.ticket`.
@@ -86,7 +95,7 @@ class CommitPath:
         call.require_going_on()
         self.require_open()
         measured = norm.value if norm is not None else None
-        self.apply_loop.submit(self.core.ticket(lease, header, self.clock(), arrived, measured))
+        self.apply_loop.submit(self.core.ticket(lease, header, self.clock(), upload, arrived, measured))
         call.answering = True
         self.progress.record_transport(lease.worker, call.transport)
         return self.reply(lease, header.sequence)
@@ -117,9 +126,9 @@ class CommitPath:
         self.durability.require_writable()
 
     def keeps_as_arrived(self, lease: Lease, gradient: Format) -> bool:
-        """Whether the log gets a gradient in the format in which it arrives. If not, it gets `lease.upload`."""
+        """Whether the log gets a gradient in the format in which it arrives. If not, it gets what it was decoded to."""
         core = self.core
-        return core.logged and gradient is not FLOAT32 and core.memory.reserve_record(lease, gradient.nbytes(lease.upload.size))
+        return core.logged and gradient is not FLOAT32 and core.memory.reserve_record(lease, gradient.nbytes(core.central.size))
 
     def undurable(self, lease: Lease) -> Future[None] | None:
         """Done once the lease's last commit is on the disk; None if it is there."""
@@ -143,6 +152,7 @@ class CommitPath:
     def lease_ended(self, ended: Ended, notified: Call | None = None) -> None:
         """Ends the calls of a lease that has ended, except for `notified`, which gets its own error."""
         self.progress.forget(ended.worker)
+        self.turns.trim()
         self.logger.info(
             "lease ended", worker=ended.worker, reason=str(ended.reason), shards_returned=ended.shards_returned,
             workers=len(self.core.leases.live),

@@ -19,6 +19,8 @@ from gem_server.core.central_variable import Check, require_finite
 from gem_server.core.commits import Arrived, as_floats
 from gem_server.core.facts import Admission, Header
 from gem_server.core.leases import Lease
+from gem_server.core.norm_bound import GradientNorm
+from gem_server.core.uploads import Upload
 from gem_server.intake import messages
 from gem_server.intake.calls import Call
 from gem_server.intake.commit_path import CommitPath, Reply
@@ -61,11 +63,11 @@ async def exchange(path: CommitPath, call: Call, message: pb.CommitHeader, carri
 
 async def _exchange(path: CommitPath, call: Call, header: Header, message: pb.CommitHeader, carrier: Carrier) -> None:
     admission, lease = path.admit(call, header)
-    gradient, form = carrier.formats(message, lease.upload.size)
+    gradient, form = carrier.formats(message, path.core.central.size)
     if admission is Admission.FRESH:
         reply = await _submit(path, call, lease, header, gradient, carrier)
     else:
-        await carrier.skip(gradient.nbytes(lease.upload.size))
+        await carrier.skip(gradient.nbytes(path.core.central.size))
         call.answering = True
         await carrier.wait(path.rewrite_reply(lease))
         reply = path.reply(lease, header.sequence)
@@ -76,20 +78,37 @@ async def _exchange(path: CommitPath, call: Call, header: Header, message: pb.Co
 
 
 async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gradient: Format, carrier: Carrier) -> Reply:
-    """Receives a new commit's gradient and gives the commit its ticket."""
-    upload = lease.upload  # a newer call of the lease takes another
-    flushing = path.undurable(lease)
-    if flushing is not None:  # the log still has to read the last gradient, which this one overwrites
-        await carrier.wait(flushing)
+    """Receives a new commit's gradient, when it is its turn, and gives the commit its ticket."""
     path.require_writable()
-    limit, norm = path.core.rule.largest, path.new_norm()
+    upload = path.begin_upload(lease)
+    if isinstance(upload, Future):
+        due = upload
+        try:
+            upload = await carrier.wait(due)
+        except BaseException:
+            path.turns.give_up(due)
+            raise
+    try:
+        arrived, norm = await _receive(path, lease, gradient, upload, carrier)
+        return path.submit(call, lease, header, upload, arrived, norm)
+    finally:
+        upload.release()
+
+
+async def _receive(
+    path: CommitPath, lease: Lease, gradient: Format, upload: Upload, carrier: Carrier
+) -> tuple[Arrived, GradientNorm | None]:
+    limit, norm, count = path.core.rule.largest, path.new_norm(), path.turns.nearly(upload)
 
     def check(piece: Vector) -> None:
         require_finite(piece, limit, "gradient")
+        count(piece.size)
         if norm is not None:
             norm.add(piece)
 
     kept: list[memoryview] | None = [] if path.keeps_as_arrived(lease, gradient) else None
-    await carrier.receive(gradient, upload, check, kept)
-    arrived = as_floats(upload) if kept is None else Arrived(gradient.dtype, kept)
-    return path.submit(call, lease, header, arrived, norm)
+    try:
+        await carrier.receive(gradient, upload.gradient, check, kept)
+    finally:
+        path.turns.arrived(upload)  # before it is applied
+    return as_floats(upload.gradient) if kept is None else Arrived(gradient.dtype, kept), norm

@@ -1,0 +1,175 @@
+"""Measures commits over a link between two machines: `python -m benchmarks.network`. It needs Linux and root, not two machines.
+
+The server is in this machine's network, the clients are in a namespace of their own behind a wire in user space.
+The same wire carries `iperf3 --bidir` for comparison, if that program is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
+
+from benchmarks.lib import wire
+from benchmarks.lib.measuring import interleaved, measurement, middle
+from benchmarks.lib.processes import Load, measure, server
+from benchmarks.lib.results import write_json
+
+_HEAD = "parameters  workers   rtt ms  format            commits/s   up Mbit/s   down Mbit/s   p50 ms   p99 ms   iperf3 --bidir"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is measured: P, the number of workers, the round trip in seconds, and the formats of gradients and θ."""
+
+    parameters: int
+    workers: int
+    rtt: float
+    gradient: str
+    theta: str
+
+    def bits(self, form: str) -> int:
+        """The bits of a vector in a format."""
+        found = {**GRADIENT_FORMATS, **THETA_FORMATS}[form]
+        return 8 * found.nbytes(self.parameters)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A measurement. Rates are in bits per second; `plain` has those of iperf3, up and down, if it is installed."""
+
+    kind: Kind
+    load: Load
+    plain: tuple[float, float] | None
+
+    @property
+    def rate(self) -> float:
+        return self.load.rate
+
+    @property
+    def up(self) -> float:
+        return self.rate * self.kind.bits(self.kind.gradient)
+
+    @property
+    def down(self) -> float:
+        return self.rate * self.kind.bits(self.kind.theta)
+
+    @property
+    def p50(self) -> float:
+        return self.load.p50
+
+    @property
+    def p99(self) -> float:
+        return self.load.p99
+
+
+@measurement(
+    parameters=(1_000_000, 25_000_000), workers=(2, 4, 16), seconds=20.0, repeats=3, out=Path("runs/throughput/network.json")
+)
+@click.option("--bandwidth", type=float, default=1000.0, help="Mbit/s, in each direction.")
+@click.option(
+    "--rtt", type=float, multiple=True, default=(0.0, 20.0), help="Milliseconds from a worker to the server and back."
+)
+@click.option("--gradient-dtype", type=click.Choice(list(GRADIENT_FORMATS)), default="float32", help="Format of gradients.")
+@click.option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ.")
+def main(
+    parameters: tuple[int, ...], workers: tuple[int, ...], seconds: float, repeats: int, out: Path, bandwidth: float,
+    rtt: tuple[float, ...], gradient_dtype: str, theta_dtype: str,
+) -> None:  # fmt: skip
+    """Measures every combination against a fresh server, without model compute; medians of the repeats."""
+    if not wire.possible():
+        raise click.ClickException("this needs Linux, root, /dev/net/tun, and the programs ip and unshare")
+    kinds = [
+        Kind(size, count, each / 1000, gradient_dtype, theta_dtype) for each in rtt for size in parameters for count in workers
+    ]
+    measured = interleaved(kinds, repeats, partial(_measure, bandwidth * 1e6, seconds))
+    click.echo(_HEAD)
+    for kind, carried in measured.items():
+        click.echo(_line(kind, carried))
+    write_json(out, [_figures(one) for several in measured.values() for one in several])
+
+
+def _measure(bandwidth: float, seconds: float, kind: Kind) -> Carried:
+    with _wire(bandwidth, kind.rtt / 2) as folder:
+        plain = _plain(folder, min(seconds, 5.0))
+        with server(host=wire.NEAR) as (address, _):
+            load = measure(
+                address, kind.parameters, kind.workers, seconds, False, enter=partial(wire.enter, folder),
+                gradient_dtype=kind.gradient, theta_dtype=kind.theta,
+            )  # fmt: skip
+    carried = Carried(kind, load, plain)
+    click.echo(_line(kind, [carried]), err=True)
+    return carried
+
+
+@contextmanager
+def _wire(bandwidth: float, delay: float) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        carrier = mp.get_context("spawn").Process(target=wire.run, args=(folder, bandwidth, delay), daemon=True)
+        carrier.start()
+        try:
+            while not wire.is_up(folder):
+                if not carrier.is_alive():
+                    raise click.ClickException("the wire has ended: see its error above")
+                time.sleep(0.05)
+            yield folder
+        finally:
+            carrier.kill()
+            carrier.join()
+
+
+def _plain(folder: Path, seconds: float) -> tuple[float, float] | None:
+    """What `iperf3 --bidir` gets on the wire, up and down, in bits per second; None without that program."""
+    if shutil.which("iperf3") is None:
+        return None
+    listening = subprocess.Popen(["iperf3", "-s", "-1", "-B", wire.NEAR], stdout=subprocess.DEVNULL)
+    try:
+        with mp.get_context("spawn").Pool(1) as far:
+            return far.apply(_iperf, (folder, seconds))
+    finally:
+        listening.kill()
+        listening.wait()
+
+
+def _iperf(folder: Path, seconds: float) -> tuple[float, float]:
+    wire.enter(folder)
+    command = ["iperf3", "-c", wire.NEAR, "--bidir", "-J", "-t", f"{seconds:g}"]
+    for _ in range(20):  # until the other end listens
+        ended = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+        if "error" not in ended:
+            up, down = (ended["end"][f"sum_received{way}"]["bits_per_second"] for way in ("", "_bidir_reverse"))
+            return float(up), float(down)
+        time.sleep(0.1)
+    raise click.ClickException(f"iperf3: {ended['error']}")
+
+
+def _line(kind: Kind, measured: list[Carried]) -> str:
+    form = kind.gradient if kind.gradient == kind.theta else f"{kind.gradient}/{kind.theta}"
+    plain = [one.plain for one in measured if one.plain]
+    beside = f"{plain[0][0] / 1e6:8.0f} / {plain[0][1] / 1e6:.0f}" if plain else "  not installed"
+    return (
+        f"{kind.parameters:10,}  {kind.workers:7}  {1000 * kind.rtt:7.0f}  {form:16}  {middle(measured, 'rate'):9.2f}  "
+        f"{middle(measured, 'up') / 1e6:10.0f}  {middle(measured, 'down') / 1e6:12.0f}  {1000 * middle(measured, 'p50'):7.0f}  "
+        f"{1000 * middle(measured, 'p99'):7.0f}  {beside}"
+    )
+
+
+def _figures(one: Carried) -> dict[str, object]:
+    names = ("rate", "up", "down", "p50", "p99", "plain")
+    return {**vars(one.kind), **{name: getattr(one, name) for name in names}}
+
+
+if __name__ == "__main__":
+    main()

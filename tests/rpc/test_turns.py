@@ -1,0 +1,189 @@
+"""Turns: large gradients arrive one at a time, first come first served; nobody slow, gone or failed keeps others waiting."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from concurrent.futures import Future as PlainFuture
+from typing import Any
+
+import numpy as np
+import pytest
+from gem_api.errors import Overloaded
+from gem_api.layout import Layout
+from gem_server.core.state_machine import Core
+from gem_server.core.uploads import Upload, buffers_for
+from gem_server.intake.turns import AHEAD, FIRST, GRACE, LONGEST, PATIENCE, Turns
+from kit.core import make_core, start
+
+SIZE = 32
+NBYTES = 4 * SIZE
+
+
+class Clock:
+    """Stands for an event loop, and for the time."""
+
+    now = 0.0
+
+    def create_future(self) -> PlainFuture[Any]:
+        return PlainFuture()
+
+    def call_soon_threadsafe(self, work: Any, *arguments: Any) -> None:
+        work(*arguments)
+
+
+def turns(workers: int = 6, limit: int = 0) -> tuple[Turns, Core, Clock]:
+    core, clock = make_core(), Clock()
+    start(core, [f"worker-{number}" for number in range(workers)], Layout.of({"w": (SIZE,)}))
+    core.memory.limit = core.memory.held + limit if limit else 0
+    return Turns(core, clock, lambda: clock.now, small=0), core, clock  # type: ignore[arg-type]
+
+
+def begun(asked: Upload | Future[Upload]) -> Upload:
+    return asked if isinstance(asked, Upload) else asked.result()
+
+
+def waits(asked: Upload | Future[Upload]) -> bool:
+    return not isinstance(asked, Upload) and not asked.done()
+
+
+def test_one_arrives_at_a_time_and_the_next_is_the_one_that_came_first() -> None:
+    queue, _, _ = turns()
+    asked = [queue.begin() for _ in range(4)]
+    for number in range(4):
+        assert [waits(each) for each in asked[number:]] == [False, *[True] * (3 - number)]
+        queue.arrived(begun(asked[number]))
+
+
+def test_small_gradients_wait_for_nobody() -> None:
+    core = make_core()
+    start(core, ["ann", "bob"])
+    queue = Turns(core, Clock(), lambda: 0.0)  # type: ignore[arg-type]
+    assert not any(waits(queue.begin()) for _ in range(2))
+
+
+def test_the_next_begins_a_little_before_the_last_bytes() -> None:
+    queue, _, _ = turns()
+    first, second = begun(queue.begin()), queue.begin()
+    count = queue.nearly(first)
+    count(SIZE // 2)
+    assert waits(second)
+    count(SIZE // 2 - 1)
+    assert not waits(second)
+    assert AHEAD < 16 << 20  # a server of large models would hold them all at once
+
+
+def test_memory_is_used_again_only_once_the_call_the_queue_and_the_log_have_released_it() -> None:
+    queue, core, _ = turns(workers=1)
+    first = begun(queue.begin())
+    memory = first.gradient
+    first.hold()  # the queue
+    first.hold()  # the log
+    queue.arrived(first)
+    second = queue.begin()
+    for _ in range(3):
+        assert waits(second)
+        first.release()
+    assert begun(second).gradient is memory
+    assert core.memory.uploads == NBYTES
+
+
+def test_a_client_that_sends_slowly_keeps_its_memory_and_loses_its_turn() -> None:
+    queue, core, clock = turns(workers=1)
+    slow, waiting = begun(queue.begin()), queue.begin()
+    clock.now = FIRST
+    queue.pass_over()
+    assert waits(waiting)
+    clock.now = FIRST + 0.01
+    queue.pass_over()
+    assert begun(waiting).gradient is not slow.gradient
+    assert core.memory.uploads == 2 * NBYTES
+    for upload in (slow, begun(waiting)):
+        queue.arrived(upload)
+        upload.release()
+    assert core.memory.uploads == NBYTES
+
+
+def test_how_long_a_turn_lasts_follows_from_the_fastest_ones() -> None:
+    queue, _, clock = turns()
+    first = begun(queue.begin())
+    clock.now = 1.0
+    queue.arrived(first)
+    begun(queue.begin())
+    waiting = queue.begin()
+    clock.now = 1.0 + PATIENCE * 1.0 + GRACE
+    queue.pass_over()
+    assert waits(waiting)
+    clock.now += 0.01
+    queue.pass_over()
+    assert not waits(waiting)
+
+
+def test_slow_clients_get_no_memory_beyond_the_limit() -> None:
+    queue, core, clock = turns(workers=1, limit=NBYTES)
+    asked = [queue.begin() for _ in range(3)]
+    for _ in range(3):
+        clock.now += FIRST + 1
+        queue.pass_over()
+    assert [waits(each) for each in asked] == [False, False, True]
+    assert core.memory.held <= core.memory.limit
+
+
+def test_a_gradient_that_waits_for_too_long_begins_beside_others() -> None:
+    queue, _, clock = turns()
+    first = begun(queue.begin())
+    clock.now = 5.0
+    queue.arrived(first)  # turns are long here
+    begun(queue.begin())
+    waiting = queue.begin()
+    clock.now = 5.0 + LONGEST + 0.01
+    queue.pass_over()
+    assert not waits(waiting)
+
+
+@pytest.mark.parametrize("due", [False, True])
+def test_a_call_that_ends_while_it_waits_leaves_its_place_to_the_next(due: bool) -> None:
+    queue, core, _ = turns()
+    first, gone, last = begun(queue.begin()), queue.begin(), queue.begin()
+    assert isinstance(gone, PlainFuture)
+    if due:
+        queue.arrived(first)
+    queue.give_up(gone)  # type: ignore[arg-type]
+    queue.arrived(first)
+    assert not waits(last)
+    for upload in (first, begun(last)):
+        upload.release()
+    assert core.memory.uploads == 2 * NBYTES
+    assert len(queue._free) == 2
+
+
+def test_who_waits_while_the_machine_has_no_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, _, _ = turns()
+    first, waiting = begun(queue.begin()), queue.begin()
+
+    def none(size: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("gem_server.core.memory_budget.empty", none)
+    queue.arrived(first)
+    with pytest.raises(Overloaded, match="no memory for a gradient"):
+        begun(waiting)
+
+
+def test_memory_goes_with_the_workers() -> None:
+    queue, core, _ = turns(workers=3)
+    uploads = []
+    for _ in range(3):
+        uploads.append(begun(queue.begin()))
+        queue.arrived(uploads[-1])
+    for lease in list(core.leases.live)[1:]:
+        core.leave(lease)
+    for upload in uploads:
+        upload.release()
+    assert core.memory.uploads == NBYTES
+    assert np.isfinite(core.memory.held)
+
+
+def test_a_run_has_a_buffer_for_each_worker_if_they_are_small_and_four_if_they_are_large() -> None:
+    assert buffers_for(100, 100 << 20) == 4
+    assert buffers_for(3, 100 << 20) == 3
+    assert buffers_for(100, 1 << 10) == 100
