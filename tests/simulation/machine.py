@@ -175,7 +175,7 @@ class Machine(Host):
             upload = upload.result()
         gradient_format(dtype).assembly(upload.gradient).add_all(memoryview(payload))
         require_finite(upload.gradient, self.server.core.rule.largest, "gradient")
-        if begun and self.random.random() < 0.7:
+        if begun and self.random.random() >= 0.3:
             return True
         upload.gradient[self.layout.size // 2 :] = 0
         return self.tickets_at_once
@@ -207,6 +207,8 @@ class Machine(Host):
             server.turns.arrived(upload)
             upload.release()
         server.ended.clear()
+        server.now = self.now
+        server.turns.pass_over()
         server.turns.trim()
         waiting = server.journal._waiting if server.journal is not None else server.unbased and server.unbased._waiting
         if not (server.arriving or server.queue or server.step or waiting):

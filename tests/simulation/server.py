@@ -57,6 +57,7 @@ class Server:
     arriving: dict[str, Arriving] = field(default_factory=dict)
     ended: list[Upload] = field(default_factory=list)  # calls that were ended go on writing for a moment: a lane's threads
     turns: Turns = field(init=False)
+    now: float = 0.0  # on the clock of the turns
     queue: deque[Commit | Plan] = field(default_factory=deque)
     step: Step | None = None
     writing: list[journal_module.Waiting] | None = None
@@ -66,7 +67,7 @@ class Server:
 
     def __post_init__(self) -> None:
         """Every gradient needs a turn here, so that the small ones of the simulation wait too."""
-        self.turns = Turns(self.core, Futures(), lambda: 0.0, small=0)  # type: ignore[arg-type]
+        self.turns = Turns(self.core, Futures(), lambda: self.now, small=0)  # type: ignore[arg-type]
 
 
 class Futures:
