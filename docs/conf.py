@@ -54,12 +54,18 @@ def _add_menu(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += f"\n```{{toctree}}\n:glob:\n:maxdepth: 1\n\n{pages}\n```\n"
 
 
-def _add_front_page(app: Sphinx, error: Exception | None) -> None:
-    if error is None:
-        shutil.copyfile(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
+def _finish(app: Sphinx, error: Exception | None) -> None:
+    """Says the level of the menu's headings, lets the keyboard scroll long lines of code, and adds the front page."""
+    if error is not None:
+        return
+    for page in Path(app.outdir).rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        text = text.replace('role="heading">', 'role="heading" aria-level="2">').replace("<pre>", '<pre tabindex="0">')
+        page.write_text(text, encoding="utf-8")
+    shutil.copyfile(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
 
 
 def setup(app: Sphinx) -> None:
     """Adds the menu to the front page, the repository's README, and that page under the name that web servers look for."""
     app.connect("source-read", _add_menu)
-    app.connect("build-finished", _add_front_page)
+    app.connect("build-finished", _finish)
