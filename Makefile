@@ -21,7 +21,7 @@ help:
 	@echo "make test-wheel   build the wheel, install it into an empty environment and run its commands"
 	@echo "make format  format the code"
 	@echo "make hooks   install git hooks that lint each commit and check its generated code"
-	@echo "make docs   the reference of gem_client as HTML, in build/api"
+	@echo "make docs   the documentation as a site with search, in build/site"
 	@echo "make wheel   build the wheel, in dist/"
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
 	@echo "make paper   the paper's figures from MNIST's four files in DATA=DIR (hours); ARGS=--quick for a rough look (12 minutes)"

@@ -22,6 +22,7 @@ include_patterns = [
 ]  # fmt: skip
 exclude_patterns = ["docs/results/*/remarks.md"]  # parts of the pages beside them
 myst_heading_anchors = 4
+smartquotes = False  # they would make a dash of the two of an option
 autodoc_typehints = "description"
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
@@ -41,7 +42,7 @@ def _menu(index: str) -> str:
     for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
         title = section.partition("\n")[0]
         links = re.findall(r"\[([^]]+)\]\(([^)#]+)\.(?:md|rst)\)", section)
-        pages = [f"{name[0].upper()}{name[1:]} <{normpath(join('docs', target))}>" for name, target in links]
+        pages = [f"{name} <{normpath(join('docs', target))}>" for name, target in links]
         menu += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
     return menu
 
