@@ -94,29 +94,30 @@ class Memory:
         self.regions += size
         return size
 
-    def take_upload(self) -> Vector | None:
+    def take_upload(self, slow: int) -> Vector | None:
         """Memory where a gradient arrives, float32, shape (P,); None if as much as the run may have exists already. The caller
-        gives it back by `give_back`. Raises Overloaded if the machine has no memory left."""
-        return self._new_upload() if self.uploads < self.usual_uploads else None
+        gives it back by `give_back`.
 
-    def take_another_upload(self, slow: int) -> Vector | None:
-        """As `take_upload`, but the run may have so many more buffers, if the limit has room."""
-        nbytes = self.central.size * FLOAT_BYTES
-        room = self.uploads < self.usual_uploads + slow * nbytes and self.fits(nbytes)
-        return self._new_upload() if room else None
+        Args:
+            slow: Gradients that arrive slowly. The run may have so many more buffers, if the limit has room.
 
-    @property
-    def usual_uploads(self) -> int:
-        """Bytes where gradients arrive, without those of slow clients."""
-        return self._usual_uploads(self.central.size, len(self.leases.live) - self.leases.by_reference)
-
-    def _new_upload(self) -> Vector:
+        Raises:
+            Overloaded: The machine has no memory left.
+        """
+        beyond, nbytes = self.uploads - self.usual_uploads, self.central.size * FLOAT_BYTES
+        if beyond >= 0 and not (beyond < slow * nbytes and self.fits(nbytes)):
+            return None
         try:
             memory = empty(self.central.size)
         except MemoryError:
             raise Overloaded("this machine has no memory for a gradient that arrives: try again later") from None
         self.uploads += memory.nbytes
         return memory
+
+    @property
+    def usual_uploads(self) -> int:
+        """Bytes where gradients arrive, without those of slow clients."""
+        return self._usual_uploads(self.central.size, len(self.leases.live) - self.leases.by_reference)
 
     def give_back(self, upload: Vector) -> None:
         """Stops counting memory of `take_upload`, which nobody may use any more."""

@@ -65,11 +65,6 @@ class Turns:
         self._waiting: deque[tuple[Future[Upload], float]] = deque()  # and since when
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
 
-    @property
-    def waiting(self) -> int:
-        """Gradients that wait for their turn."""
-        return len(self._waiting)
-
     def begin(self) -> Upload | Future[Upload]:
         """Memory for a gradient that is about to arrive, or what to wait for. Call `arrived` once it is there or given up, and
         `release` it at the end. Raises Overloaded if the machine has no memory left."""
@@ -146,9 +141,7 @@ class Turns:
         slow = sum(turn.slow for turn in self._turns.values())
         if large and len(self._turns) > slow:
             return None
-        memory = self._free.pop() if self._free else self._core.memory.take_upload()
-        if memory is None:
-            memory = self._core.memory.take_another_upload(slow)
+        memory = self._free.pop() if self._free else self._core.memory.take_upload(slow)
         if memory is None:
             return None
         upload = Upload(memory, self._freed)
