@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import click
-from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
+from gem_api.wire import WIRE_FORMATS
 
 from benchmarks.lib import wire
 from benchmarks.lib.measuring import interleaved, measurement, middle
@@ -41,7 +41,7 @@ class Kind:
 
     def bits(self, form: str) -> int:
         """The bits of a vector in a format."""
-        found = {**GRADIENT_FORMATS, **THETA_FORMATS}[form]
+        found = WIRE_FORMATS[form]
         return 8 * found.nbytes(self.parameters)
 
 
@@ -81,8 +81,8 @@ class Carried:
 @click.option(
     "--rtt", type=float, multiple=True, default=(0.0, 20.0), help="Milliseconds from a worker to the server and back."
 )
-@click.option("--gradient-dtype", type=click.Choice(list(GRADIENT_FORMATS)), default="float32", help="Format of gradients.")
-@click.option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ.")
+@click.option("--gradient-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of gradients.")
+@click.option("--theta-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of θ.")
 def main(
     parameters: tuple[int, ...], workers: tuple[int, ...], seconds: float, repeats: int, out: Path, bandwidth: float,
     rtt: tuple[float, ...], gradient_dtype: str, theta_dtype: str,

@@ -1,6 +1,8 @@
 """A link between machines, on one machine: a rate, a delay and a queue, between this network and a namespace of its own.
 
-It runs in user space, on two TUN devices, because not every kernel has netem. It needs Linux and root.
+It runs in user space, on two TUN devices, because not every kernel has netem. It needs Linux and root. Without loss, the system
+passes the segments of up to 64 KiB of a stream on as one packet, as to a network card that divides them itself: that costs a
+twentieth of the processor time.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import random
 import select
 import shutil
 import struct
@@ -21,8 +24,11 @@ from pathlib import Path
 NEAR, FAR = "10.213.0.1", "10.213.0.2"  # the addresses of the two ends
 DEVICE = "gemwire"  # the network device, which has the same name at both ends
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_TUN, _NO_HEADER, _SET_DEVICE = 0x0001, 0x1000, 0x400454CA
+_TUN, _NO_PROTOCOL, _OFFLOAD_HEADER, _SET_DEVICE, _SET_OFFLOAD = 0x0001, 0x1000, 0x4000, 0x400454CA, 0x400454D0
+_CHECKSUMS, _SEGMENTS = 0x01, 0x02  # what the device takes over: the checksums, and cutting TCP over IPv4 into packets
+_HEADER = struct.Struct("<BBHHHH")  # before a packet: flags, kind, bytes of headers, of a segment, 2 of checksums
 _LARGEST = 1500  # bytes of a packet, as on most networks
+_MOST = (64 << 10) + _HEADER.size  # bytes of a stream that are passed on at once
 _AT_ONCE = 64  # packets that are read before others are sent
 
 
@@ -33,20 +39,23 @@ class Direction:
     Args:
         rate: Bits per second.
         delay: Seconds.
+        loss: The share of packets that are lost.
         longest: Seconds that a packet may wait for those before it; if it would wait longer, it is lost.
     """
 
     rate: float
     delay: float
+    loss: float = 0.0
     longest: float = 0.1
+    _random: random.Random = field(default_factory=lambda: random.Random(1), init=False)
     _free: float = field(default=0.0, init=False)
     _packets: deque[tuple[float, bytes]] = field(default_factory=deque, init=False)
 
     def put(self, packet: bytes, now: float) -> None:
-        """Takes a packet in."""
+        """Takes a packet in, with the header before it."""
         begin = max(now, self._free)
-        if begin - now <= self.longest:
-            self._free = begin + 8 * len(packet) / self.rate
+        if begin - now <= self.longest and self._random.random() >= self.loss:
+            self._free = begin + 8 * size_on_wire(packet) / self.rate
             self._packets.append((self._free + self.delay, packet))
 
     def arrived(self, now: float) -> list[bytes]:
@@ -62,6 +71,13 @@ class Direction:
         return self._packets[0][0] if self._packets else float("inf")
 
 
+def size_on_wire(packet: bytes) -> int:
+    """The bytes of a packet on the network, or of all the packets that it is cut into, each with headers of its own."""
+    _, _, headers, segment, _, _ = _HEADER.unpack_from(packet)
+    size = len(packet) - _HEADER.size
+    return size + headers * ((size - headers - 1) // segment) if segment else size
+
+
 def possible() -> bool:
     """Whether this machine and user can have a wire."""
     if sys.platform != "linux" or not (shutil.which("unshare") and shutil.which("ip")):
@@ -70,20 +86,21 @@ def possible() -> bool:
     return tried.returncode == 0
 
 
-def run(folder: Path, rate: float, delay: float) -> None:
+def run(folder: Path, rate: float, delay: float, loss: float = 0.0) -> None:
     """Carries packets until the process ends. Once both ends are up, other processes may `enter`.
 
     Args:
         folder: Receives a file that `enter` reads.
         rate: Bits per second, in each direction.
         delay: Seconds from end to end, one way.
+        loss: The share of packets that are lost in each direction.
     """
-    near = _opened(NEAR)
+    near = _opened(NEAR, whole=not loss)
     _call("unshare", _NEW_NETWORK)
-    far = _opened(FAR)
+    far = _opened(FAR, whole=not loss)
     _place(folder).with_suffix(".part").write_text(str(os.getpid()))
     _place(folder).with_suffix(".part").rename(_place(folder))
-    _carry(near, far, Direction(rate, delay), Direction(rate, delay))
+    _carry(near, far, Direction(rate, delay, loss), Direction(rate, delay, loss))
 
 
 def is_up(folder: Path) -> bool:
@@ -117,15 +134,18 @@ def _carry(near: int, far: int, up: Direction, down: Direction) -> None:
 def _read(source: int, direction: Direction) -> None:
     for _ in range(_AT_ONCE):
         try:
-            direction.put(os.read(source, _LARGEST + 100), time.monotonic())
+            direction.put(os.read(source, _MOST), time.monotonic())
         except BlockingIOError:
             return
 
 
-def _opened(address: str) -> int:
-    """The device in this thread's namespace, up, with an address: a descriptor that reads and writes packets."""
+def _opened(address: str, whole: bool) -> int:
+    """The device in this thread's namespace, up, with an address. Returns a descriptor for packets, each with a header before
+    it. If `whole`, a packet may be up to 64 KiB of a stream."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(device, _SET_DEVICE, struct.pack("16sH22x", DEVICE.encode(), _TUN | _NO_HEADER))
+    fcntl.ioctl(device, _SET_DEVICE, struct.pack("16sH22x", DEVICE.encode(), _TUN | _NO_PROTOCOL | _OFFLOAD_HEADER))
+    if whole:
+        fcntl.ioctl(device, _SET_OFFLOAD, _CHECKSUMS | _SEGMENTS)
     for arguments in (
         f"addr add {address}/30 dev {DEVICE}",
         f"link set {DEVICE} mtu {_LARGEST} txqueuelen 1000 up",

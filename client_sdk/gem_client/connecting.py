@@ -7,7 +7,7 @@ import secrets
 import socket
 from functools import partial
 
-from gem_api.wire import gradient_format, theta_format
+from gem_api.wire import wire_format
 
 from gem_client.arguments import require_connection, require_started
 from gem_client.retry import Retry
@@ -68,7 +68,7 @@ def connect(
         connect=partial(Connection, timeout=timeout, security=Security(token, tls_ca, tls_cert, tls_key)),
         retry=retry or Retry(),
         shared_memory=shared_memory,
-        gradient_format=gradient_format(gradient_dtype),
-        theta_format=theta_format(theta_dtype),
+        gradient_format=wire_format(gradient_dtype),
+        theta_format=wire_format(theta_dtype),
     )
     return Session(address, caller)

@@ -66,6 +66,29 @@ def decode_bfloat16(data: memoryview, values: Vector) -> None:
 # -- int8: blocks with a scale
 
 
+@njit(**_OPTIONS)
+def _largest(values):  # type: ignore[no-untyped-def]
+    """The largest absolute value, or a NaN or an infinity. Without their sign, floats are ordered like their bits."""
+    bits, top = values.view(int32), int32(0)
+    for i in range(bits.size):
+        top = max(top, int32(bits[i] & _MAGNITUDE))
+    return int32(top).view(float32)
+
+
+@njit(**_OPTIONS)
+def _write_scale(scale, out, at):  # type: ignore[no-untyped-def]
+    word = float32(scale).view(int32)
+    for i in range(4):
+        out[at + i] = word >> 8 * i & 0xFF
+
+
+@njit(**_OPTIONS)
+def _read_scale(data, at):  # type: ignore[no-untyped-def]
+    word = int32(data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24)
+    scale = int32(word).view(float32)
+    return scale if scale >= 0 else _NAN  # no encoder writes a negative scale: treat the block as NaN
+
+
 @njit(
     types.void(_input(types.float32), _input(types.float32), _output(types.float32), types.intp, _output(types.uint8)),
     **_OPTIONS,
@@ -87,11 +110,7 @@ def encode_blocks(gradient, residual, remainder, elements, out):  # type: ignore
         sums, g, e = remainder[begin:end], gradient[begin:end], residual[begin:end]
         for i in range(size):
             sums[i] = e[i] + g[i]
-        # Without their sign, floats are ordered like their bits; infinities and NaNs come last.
-        bits, top = sums.view(int32), int32(0)
-        for i in range(size):
-            top = max(top, int32(bits[i] & _MAGNITUDE))
-        largest = int32(top).view(float32)
+        largest = _largest(sums)
         quanta = out[at + 4 : at + 4 + size].view(int8)
         if _SMALLEST <= largest <= _MAX:
             scale, inverse = largest / float32(127), float32(127) / largest
@@ -102,10 +121,60 @@ def encode_blocks(gradient, residual, remainder, elements, out):  # type: ignore
         else:
             scale = float32(0) if largest < _SMALLEST else _NAN
             quanta[:] = 0
-        word = float32(scale).view(int32)
-        for i in range(4):
-            out[at + i] = word >> 8 * i & 0xFF
+        _write_scale(scale, out, at)
         at += 4 + size
+
+
+@njit(types.void(_input(types.float32), _output(types.float32), types.intp, _output(types.uint8)), **_OPTIONS)
+def encode_difference(theta, held, elements, out):  # type: ignore[no-untyped-def]
+    """Encodes θ minus what the worker holds in int8 blocks, and adds what the worker will decode to what it holds.
+
+    Args:
+        theta: θ: float32, shape (n,), finite.
+        held: float32, shape (n,), finite, another array: changed to what the worker holds then.
+        elements: Elements in a block.
+        out: uint8, shape (n + 4·ceil(n / elements),): receives the bytes.
+    """
+    at, block = 0, np.empty(elements, float32)
+    for begin in range(0, theta.size, elements):
+        end = min(begin + elements, theta.size)
+        size = end - begin
+        difference, target, known = block[:size], theta[begin:end], held[begin:end]
+        for i in range(size):
+            step = target[i] - known[i]
+            difference[i] = min(max(step, -_MAX), _MAX)
+        largest = _largest(difference)
+        quanta = out[at + 4 : at + 4 + size].view(int8)
+        if largest >= _SMALLEST:
+            scale, inverse = largest / float32(127), float32(127) / largest
+            for i in range(size):
+                quantum = int32(np.rint(difference[i] * inverse))
+                quanta[i] = int8(quantum)
+                known[i] = known[i] + scale * float32(quantum)  # as `add_blocks` does
+        else:
+            scale = float32(0)
+            quanta[:] = 0
+        _write_scale(scale, out, at)
+        at += 4 + size
+
+
+@njit(types.void(_input(types.uint8), types.intp, _output(types.float32)), **_OPTIONS)
+def add_blocks(data, elements, held):  # type: ignore[no-untyped-def]
+    """Adds the int8 blocks of `encode_difference` to what the worker holds, with the same rounding.
+
+    Args:
+        data: uint8, shape (n + 4·ceil(n / elements),).
+        elements: Elements in a block.
+        held: float32, shape (n,): changed.
+    """
+    at = 0
+    for begin in range(0, held.size, elements):
+        end = min(begin + elements, held.size)
+        scale = _read_scale(data, at)
+        quanta, known = data[at + 4 : at + 4 + end - begin], held[begin:end]
+        for i in range(end - begin):
+            known[i] = known[i] + scale * float32(int8(quanta[i]))
+        at += 4 + end - begin
 
 
 @njit(types.void(_input(types.uint8), types.intp, _output(types.float32)), **_OPTIONS)
@@ -113,9 +182,7 @@ def _from_blocks(data, elements, values):  # type: ignore[no-untyped-def]
     at = 0
     for begin in range(0, values.size, elements):
         end = min(begin + elements, values.size)
-        word = int32(data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24)
-        scale = int32(word).view(float32)
-        scale = scale if scale >= 0 else _NAN  # no encoder writes a negative scale: treat the block as NaN
+        scale = _read_scale(data, at)
         quanta, block = data[at + 4 : at + 4 + end - begin], values[begin:end]
         for i in range(end - begin):
             block[i] = scale * float32(int8(quanta[i]))

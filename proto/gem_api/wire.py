@@ -2,7 +2,7 @@
 
 float32    4 bytes an element, without conversion or loss
 bfloat16   2 bytes an element, float32's range, 8 significant bits
-int8       about 1 byte an element, gradients only: blocks with a scale each, and error feedback
+int8       about 1 byte an element: blocks with a scale each. Gradients with error feedback; θ as a difference: `held_theta`
 
 `v1/tensors.proto` defines every bit.
 """
@@ -10,12 +10,12 @@ int8       about 1 byte an element, gradients only: blocks with a scale each, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -184,30 +184,23 @@ class FeedbackEncoder:
 FLOAT32 = Float32("float32", pb.WIRE_DTYPE_FLOAT32, PLAIN)
 BFLOAT16 = BFloat16("bfloat16", pb.WIRE_DTYPE_BFLOAT16, Packing(1, 0, 2))
 INT8 = Int8("int8", pb.WIRE_DTYPE_INT8_BLOCK, Packing(256, 4, 1))
-THETA_FORMATS: dict[str, ThetaFormat] = {known.name: known for known in (FLOAT32, BFLOAT16)}
-GRADIENT_FORMATS: dict[str, Format] = {**THETA_FORMATS, INT8.name: INT8}
-
-Known = TypeVar("Known", bound=Format)
+WIRE_FORMATS: dict[str, Format] = {known.name: known for known in (FLOAT32, BFLOAT16, INT8)}
 
 
-def gradient_format(which: str | int) -> Format:
-    """The gradient format with this name or wire dtype. Raises InvalidRequest if there is none."""
-    return _known(which, GRADIENT_FORMATS, "gradients")
-
-
-def theta_format(which: str | int) -> ThetaFormat:
-    """The θ format with this name or wire dtype. Raises InvalidRequest if there is none."""
-    return _known(which, THETA_FORMATS, "the central variable")
-
-
-def stated_theta_format(dtype: int) -> ThetaFormat:
-    """The θ format that a message names; float32 if it names none. Raises InvalidRequest if there is no such format."""
-    return theta_format(dtype) if dtype else FLOAT32
-
-
-def _known(which: str | int, formats: Mapping[str, Known], what: str) -> Known:
-    for known in formats.values():
+def wire_format(which: str | int) -> Format:
+    """The format with this name or wire dtype. Raises InvalidRequest if there is none."""
+    for known in WIRE_FORMATS.values():
         if which in (known.name, known.dtype):
             return known
-    choices = ", ".join(f"{known.name} ({known.dtype})" for known in formats.values())
-    raise InvalidRequest(f"wire dtype {which} is not valid for {what}: choose one of {choices}")
+    choices = ", ".join(f"{known.name} ({known.dtype})" for known in WIRE_FORMATS.values())
+    raise InvalidRequest(f"wire dtype {which} is not valid: choose one of {choices}")
+
+
+def stated_theta_format(dtype: int) -> Format:
+    """The format of θ that a message names; float32 if it names none. Raises InvalidRequest if there is no such format."""
+    return wire_format(dtype) if dtype else FLOAT32
+
+
+def whole(form: Format) -> ThetaFormat:
+    """The format of a θ that is no difference to an earlier one."""
+    return form if isinstance(form, ThetaFormat) else FLOAT32

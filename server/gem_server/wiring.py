@@ -21,6 +21,7 @@ from gem_server.intake import messages
 from gem_server.intake.calls import Calls
 from gem_server.intake.commit_path import CommitPath
 from gem_server.intake.turns import Turns
+from gem_server.intake.uploads import Uploads
 from gem_server.lane.lane import Lane
 from gem_server.lane.listener import Listener
 from gem_server.lane.regions import Regions
@@ -102,13 +103,14 @@ class Parts:
         )  # fmt: skip
 
         durability = self.group_commit or Unlogged()
-        self.turns = Turns(core, running_loop(), clock, durability.hurry)
+        self.uploads = Uploads(core.memory, running_loop(), clock, durability.hurry)
+        self.replies = Turns[object](lambda slow: object(), lambda turn: None, running_loop(), clock)
         self.view = RunView(
             core, self.progress, clock, self.history.earlier if self.history else None,
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
         )  # fmt: skip
         self.commit_path = path = CommitPath(
-            core, self.apply_loop, self.progress, calls, durability, self.turns, clock, logger
+            core, self.apply_loop, self.progress, calls, durability, self.uploads, self.replies, clock, logger
         )  # fmt: skip
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.core import bits
 
-FORMATS = wire.GRADIENT_FORMATS
+FORMATS = wire.WIRE_FORMATS
 PER_CHUNK = {"float32": 262_144, "bfloat16": 524_288, "int8": 1_032_192}  # elements
 every_format = pytest.mark.parametrize("name", FORMATS)
 
@@ -42,20 +42,13 @@ def test_every_dtype_of_the_contract_has_a_format() -> None:
 
 @every_format
 def test_a_format_is_found_by_its_name_and_by_its_dtype(name: str) -> None:
-    assert wire.gradient_format(name) is wire.gradient_format(int(FORMATS[name].dtype)) is FORMATS[name]
+    assert wire.wire_format(name) is wire.wire_format(int(FORMATS[name].dtype)) is FORMATS[name]
 
 
 @pytest.mark.parametrize("which", ["float16", "", 0, 4, -1])
 def test_an_unknown_format_is_refused_with_the_choice_there_is(which: str | int) -> None:
     with pytest.raises(InvalidRequest, match=rf"{which} .*float32 \(1\), bfloat16 \(2\), int8 \(3\)"):
-        wire.gradient_format(which)
-
-
-@pytest.mark.parametrize("which", ["int8", tensors_pb2.WIRE_DTYPE_INT8_BLOCK])
-def test_the_central_variable_is_not_sent_in_int8(which: str | int) -> None:
-    """Its rounding errors would be those of θ itself, and nobody makes up for them."""
-    with pytest.raises(InvalidRequest, match=r"central variable: choose one of float32 \(1\), bfloat16 \(2\)$"):
-        wire.theta_format(which)
+        wire.wire_format(which)
 
 
 @pytest.mark.long
@@ -154,10 +147,10 @@ def test_a_resend_is_the_same_bytes(name: str) -> None:
     assert list(encoder.frames(values)) == first
 
 
-@pytest.mark.parametrize("name", wire.THETA_FORMATS)
-def test_a_format_for_theta_remembers_nothing(name: str) -> None:
+@pytest.mark.parametrize("fmt", [wire.FLOAT32, wire.BFLOAT16])
+def test_a_format_for_a_whole_theta_remembers_nothing(fmt: wire.ThetaFormat) -> None:
     theta = np.random.default_rng(3).normal(size=999).astype("<f4")
-    fmt = wire.theta_format(name)
+    assert wire.whole(fmt) is fmt
     encoder = fmt.encoder(theta.size)
     first = list(encoder.frames(theta))
     encoder.applied()

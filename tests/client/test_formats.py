@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from gem_api.wire import gradient_format
+from gem_api.wire import wire_format
 from gem_client import InvalidRequest, NonFiniteGradient, connect
 from kit.model import PLAIN, SIZE, Array, model, outcomes, theta
 from kit.server import config, serving
@@ -52,7 +52,7 @@ def test_what_int8_rounds_away_comes_with_later_commits() -> None:
 
 def test_the_conversion_is_compiled_before_the_first_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes about a second, in which others would wait for the commit."""
-    form = gradient_format("int8")
+    form = wire_format("int8")
     prepared = Mock()
     monkeypatch.setattr(type(form), "prepare", prepared)
     with serving(config(PLAIN)) as live, connect(live.address, gradient_dtype="int8", shared_memory=False) as session:
@@ -70,7 +70,7 @@ def test_a_gradient_that_was_refused_leaves_no_trace_in_the_next() -> None:
         assert outcomes(live) == {"applied": 1, "rejected": 1}
 
 
-@pytest.mark.parametrize("wrong", [{"gradient_dtype": "float16"}, {"theta_dtype": "int8"}, {"theta_dtype": ""}])
+@pytest.mark.parametrize("wrong", [{"gradient_dtype": "float16"}, {"theta_dtype": ""}])
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match=r"float32.*bfloat16"):
         connect("127.0.0.1:1", **wrong)  # type: ignore[arg-type]

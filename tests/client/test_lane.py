@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from client.conftest import Transport
-from gem_api.wire import GRADIENT_FORMATS
+from gem_api.wire import WIRE_FORMATS
 from gem_client import GemError, InvalidRequest, Session, connect
 from gem_client.transport import lane as client_lane
 from kit.model import (
@@ -200,11 +200,11 @@ LARGE = 300_001  # float32: more than one chunk
 
 
 @pytest.mark.parametrize("again", ["lane", "grpc"])
-@pytest.mark.parametrize("dtype", GRADIENT_FORMATS)
+@pytest.mark.parametrize("dtype", WIRE_FORMATS)
 def test_a_gradient_that_breaks_off_halfway_is_sent_again_with_the_same_bytes(dtype: str, again: str) -> None:
     """int8 carries its rounding error over: a resend that was encoded anew with it would be another gradient."""
     gradients: Array = np.random.default_rng(9).standard_normal((4, LARGE), np.float32)
-    half = GRADIENT_FORMATS[dtype].nbytes(LARGE) // 2
+    half = WIRE_FORMATS[dtype].nbytes(LARGE) // 2
 
     def played(breaks: bool) -> bytes:
         with (

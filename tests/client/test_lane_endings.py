@@ -94,6 +94,6 @@ def test_a_lane_that_is_reset_in_the_middle_of_a_gradient_says_why(ends: tuple[s
     gradient, theta = np.ones(SIZE, np.float32), np.empty(SIZE, np.float32)
     pieces = (gradient[at : at + (1 << 18)].view(np.uint8) for at in range(0, SIZE, 1 << 18))
     with pytest.raises(LeaseEnded):
-        lane.exchange(pb.CommitHeader(lease_id="lease", sequence=1), gradient.nbytes, pieces, theta, FLOAT32)
+        lane.exchange(pb.CommitHeader(lease_id="lease", sequence=1), gradient.nbytes, pieces, theta, lambda _: FLOAT32)
     serving.result(DEADLINE)
     lane.close()

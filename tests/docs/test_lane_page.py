@@ -9,7 +9,7 @@ import struct
 from gem_api import lane, region
 from gem_api.errors import GemError
 from gem_api.v1 import errors_pb2, lane_pb2
-from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
+from gem_api.wire import WIRE_FORMATS
 from gem_server.lane.connection import HELLO_SECONDS, PATIENCE_SECONDS
 from gem_server.lane.listener import TOKEN_BYTES, TOKEN_SECONDS
 from gem_server.lane.reactor import QUIET_SECONDS
@@ -77,7 +77,7 @@ def test_the_sizes_of_payloads_are_those_of_the_formats() -> None:
     sizes = dict(rows("Format | Bytes of the payload"))
     named = {name for cell in sizes for name in re.findall(r"`(\w+)`", cell)}
     assert named == {"FLOAT32", "BFLOAT16", "INT8_BLOCK"}
-    formats = {**THETA_FORMATS, **GRADIENT_FORMATS}
+    formats = WIRE_FORMATS
     for parameters in (1, 256, 1000):
         assert formats["float32"].nbytes(parameters) == 4 * parameters
         assert formats["bfloat16"].nbytes(parameters) == 2 * parameters

@@ -9,7 +9,7 @@ import numpy as np
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_api.wire import gradient_format
+from gem_api.wire import wire_format
 from gem_server.core.commits import Arrived
 from gem_server.core.facts import EndReason, Header
 from gem_server.core.state_machine import Core
@@ -72,7 +72,7 @@ def _go_on(core: Core, ann: str, bob: str) -> None:
 
 def commit(core: Core, lease_id: str, dtype: str, loss: float | None = None) -> None:
     """One commit of a lease, with the same gradient each time."""
-    form = gradient_format(dtype)
+    form = wire_format(dtype)
     lease = core.leases.get(lease_id)
     head = Header(lease_id, lease.sequence + 1, lease.base_version, LAYOUT.fingerprint, loss, 4)
     core.admit(head, 0.0)

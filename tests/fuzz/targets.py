@@ -29,7 +29,7 @@ from fuzz.sample import LAYOUT, RUN, SAMPLES, SEED, commit, entries, new_core, w
 from gem_api.errors import GemError
 from gem_api.framing import Frame, chunk_frame, parse_frame
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import GRADIENT_FORMATS
+from gem_api.wire import WIRE_FORMATS
 from gem_server.core.shards import Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery, segment
@@ -42,7 +42,7 @@ from google.protobuf.message import DecodeError
 
 NEXT_FRAME, NEXT_RECORD, PAYLOAD = b"\xfe--\xfe", b"\n--\n", b"\n\t"
 STREAMED = (pb.CommitRequest, pb.InitializeCentralRequest, pb.PullResponse, pb.CommitResponse)
-FORMATS = list(GRADIENT_FORMATS.values())
+FORMATS = list(WIRE_FORMATS.values())
 IN_MEMORY = "/dev/shm"
 MODEL, WORKERS, STATE = "model.safetensors", "workers.safetensors", "state.json"
 

@@ -12,7 +12,8 @@ from gem_api.errors import Overloaded
 from gem_api.layout import Layout
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload, buffers_for
-from gem_server.intake.turns import AHEAD, FIRST, GRACE, LONGEST, PATIENCE, Turns
+from gem_server.intake.turns import AHEAD, FIRST, GRACE, LONGEST, PATIENCE
+from gem_server.intake.uploads import Uploads
 from kit.core import make_core, start
 
 SIZE = 32
@@ -31,11 +32,15 @@ class Clock:
         work(*arguments)
 
 
-def turns(workers: int = 6, limit: int = 0) -> tuple[Turns, Core, Clock]:
+def turns(workers: int = 6, limit: int = 0) -> tuple[Uploads, Core, Clock]:
     core, clock = make_core(), Clock()
     start(core, [f"worker-{number}" for number in range(workers)], Layout.of({"w": (SIZE,)}))
     core.memory.limit = core.memory.held + limit if limit else 0
-    return Turns(core, clock, lambda: clock.now, small=0), core, clock  # type: ignore[arg-type]
+    return Uploads(core.memory, clock, lambda: clock.now, small=0), core, clock  # type: ignore[arg-type]
+
+
+def begin(queue: Uploads, client: str = "ann") -> Upload | Future[Upload]:
+    return queue.begin(client, NBYTES)
 
 
 def begun(asked: Upload | Future[Upload]) -> Upload:
@@ -48,38 +53,38 @@ def waits(asked: Upload | Future[Upload]) -> bool:
 
 def test_one_arrives_at_a_time_and_the_next_is_the_one_that_came_first() -> None:
     queue, _, _ = turns()
-    asked = [queue.begin() for _ in range(4)]
+    asked = [begin(queue) for _ in range(4)]
     for number in range(4):
         assert [waits(each) for each in asked[number:]] == [False, *[True] * (3 - number)]
-        queue.arrived(begun(asked[number]))
+        queue.end(begun(asked[number]))
 
 
 def test_small_gradients_wait_for_nobody() -> None:
     core = make_core()
     start(core, ["ann", "bob"])
-    queue = Turns(core, Clock(), lambda: 0.0)  # type: ignore[arg-type]
-    assert not any(waits(queue.begin()) for _ in range(2))
+    queue = Uploads(core.memory, Clock(), lambda: 0.0)  # type: ignore[arg-type]
+    assert not any(waits(begin(queue)) for _ in range(2))
 
 
 def test_the_next_begins_a_little_before_the_last_bytes() -> None:
     queue, _, _ = turns()
-    first, second = begun(queue.begin()), queue.begin()
-    count = queue.nearly(first)
-    count(SIZE // 2)
+    first, second = begun(begin(queue)), begin(queue)
+    count = queue.nearly(first, NBYTES)
+    count(NBYTES // 2)
     assert waits(second)
-    count(SIZE // 2 - 1)
+    count(NBYTES // 2 - 4)
     assert not waits(second)
     assert AHEAD < 16 << 20  # a server of large models would hold them all at once
 
 
 def test_memory_is_used_again_only_once_the_call_the_queue_and_the_log_have_released_it() -> None:
     queue, core, _ = turns(workers=1)
-    first = begun(queue.begin())
+    first = begun(begin(queue))
     memory = first.gradient
     first.hold()  # the queue
     first.hold()  # the log
-    queue.arrived(first)
-    second = queue.begin()
+    queue.end(first)
+    second = begin(queue)
     for _ in range(3):
         assert waits(second)
         first.release()
@@ -89,7 +94,7 @@ def test_memory_is_used_again_only_once_the_call_the_queue_and_the_log_have_rele
 
 def test_a_client_that_sends_slowly_keeps_its_memory_and_loses_its_turn() -> None:
     queue, core, clock = turns(workers=1)
-    slow, waiting = begun(queue.begin()), queue.begin()
+    slow, waiting = begun(begin(queue)), begin(queue)
     clock.now = FIRST
     queue.pass_over()
     assert waits(waiting)
@@ -98,18 +103,18 @@ def test_a_client_that_sends_slowly_keeps_its_memory_and_loses_its_turn() -> Non
     assert begun(waiting).gradient is not slow.gradient
     assert core.memory.uploads == 2 * NBYTES
     for upload in (slow, begun(waiting)):
-        queue.arrived(upload)
+        queue.end(upload)
         upload.release()
     assert core.memory.uploads == NBYTES
 
 
 def test_how_long_a_turn_lasts_follows_from_the_fastest_ones() -> None:
     queue, _, clock = turns()
-    first = begun(queue.begin())
+    first = begun(begin(queue))
     clock.now = 1.0
-    queue.arrived(first)
-    begun(queue.begin())
-    waiting = queue.begin()
+    queue.end(first)
+    begun(begin(queue))
+    waiting = begin(queue)
     clock.now = 1.0 + PATIENCE * 1.0 + GRACE
     queue.pass_over()
     assert waits(waiting)
@@ -120,7 +125,7 @@ def test_how_long_a_turn_lasts_follows_from_the_fastest_ones() -> None:
 
 def test_slow_clients_get_no_memory_beyond_the_limit() -> None:
     queue, core, clock = turns(workers=1, limit=NBYTES)
-    asked = [queue.begin() for _ in range(3)]
+    asked = [begin(queue) for _ in range(3)]
     for _ in range(3):
         clock.now += FIRST + 1
         queue.pass_over()
@@ -130,11 +135,11 @@ def test_slow_clients_get_no_memory_beyond_the_limit() -> None:
 
 def test_a_gradient_that_waits_for_too_long_begins_beside_others() -> None:
     queue, _, clock = turns()
-    first = begun(queue.begin())
+    first = begun(begin(queue))
     clock.now = 5.0
-    queue.arrived(first)  # turns are long here
-    begun(queue.begin())
-    waiting = queue.begin()
+    queue.end(first)  # turns are long here
+    begun(begin(queue))
+    waiting = begin(queue)
     clock.now = 5.0 + LONGEST + 0.01
     queue.pass_over()
     assert not waits(waiting)
@@ -143,12 +148,12 @@ def test_a_gradient_that_waits_for_too_long_begins_beside_others() -> None:
 @pytest.mark.parametrize("due", [False, True])
 def test_a_call_that_ends_while_it_waits_leaves_its_place_to_the_next(due: bool) -> None:
     queue, core, _ = turns()
-    first, gone, last = begun(queue.begin()), queue.begin(), queue.begin()
+    first, gone, last = begun(begin(queue)), begin(queue), begin(queue)
     assert isinstance(gone, PlainFuture)
     if due:
-        queue.arrived(first)
+        queue.end(first)
     queue.give_up(gone)  # type: ignore[arg-type]
-    queue.arrived(first)
+    queue.end(first)
     assert not waits(last)
     for upload in (first, begun(last)):
         upload.release()
@@ -158,13 +163,13 @@ def test_a_call_that_ends_while_it_waits_leaves_its_place_to_the_next(due: bool)
 
 def test_who_waits_while_the_machine_has_no_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, _, _ = turns()
-    first, waiting = begun(queue.begin()), queue.begin()
+    first, waiting = begun(begin(queue)), begin(queue)
 
     def none(size: int) -> None:
         raise MemoryError
 
     monkeypatch.setattr("gem_server.core.memory_budget.empty", none)
-    queue.arrived(first)
+    queue.end(first)
     with pytest.raises(Overloaded, match="no memory for a gradient"):
         begun(waiting)
 
@@ -173,8 +178,8 @@ def test_memory_goes_with_the_workers() -> None:
     queue, core, _ = turns(workers=3)
     uploads = []
     for _ in range(3):
-        uploads.append(begun(queue.begin()))
-        queue.arrived(uploads[-1])
+        uploads.append(begun(begin(queue)))
+        queue.end(uploads[-1])
     for lease in list(core.leases.live)[1:]:
         core.leave(lease)
     for upload in uploads:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from gem_api.errors import GemError, LeaseEnded, Overloaded, RejectedCommit, SequenceGap
-from gem_api.wire import gradient_format
+from gem_api.wire import wire_format
 from gem_server import apply_loop
 from gem_server.core.central_variable import require_finite
 from gem_server.core.commits import Arrived, Commit
@@ -150,7 +150,7 @@ class Machine(Host):
             admission, holder = core.admit(header, self.now)
             if admission is Admission.FRESH:
                 self._require_based()
-                older = older or Arriving(request, header, server.turns.begin())
+                older = older or Arriving(request, header, server.uploads.begin(lease, 4 * self.layout.size))
                 whole, mine = self._arrives(older.upload, dtype, payload, begun), older
                 older = None
                 if not whole:
@@ -173,7 +173,7 @@ class Machine(Host):
             if not upload.done():
                 return False
             upload = upload.result()
-        gradient_format(dtype).assembly(upload.gradient).add_all(memoryview(payload))
+        wire_format(dtype).assembly(upload.gradient).add_all(memoryview(payload))
         require_finite(upload.gradient, self.server.core.rule.largest, "gradient")
         if begun and self.random.random() >= 0.3:
             return True
@@ -183,7 +183,7 @@ class Machine(Host):
     def _submit(self, holder: Lease, header: Header, upload: Any, arrived: Arrived) -> Commit:
         """Gives a commit its ticket; its call's use of the memory becomes the queue's."""
         upload = upload.result() if isinstance(upload, Future) else upload
-        self.server.turns.arrived(upload)
+        self.server.uploads.end(upload)
         try:
             return self.server.core.ticket(holder, header, self.now, upload, arrived)
         except BaseException:
@@ -195,7 +195,7 @@ class Machine(Host):
         if isinstance(arriving.upload, Upload):
             self.server.ended.append(arriving.upload)
         else:
-            self.server.turns.give_up(arriving.upload)
+            self.server.uploads.give_up(arriving.upload)
 
     def _end_late_calls(self) -> None:
         """The calls that were ended stop writing; so do those of leases that have ended."""
@@ -204,12 +204,12 @@ class Machine(Host):
             self._end(server.arriving.pop(lease_id))
         for upload in server.ended:
             upload.gradient[:] = 7.0
-            server.turns.arrived(upload)
+            server.uploads.end(upload)
             upload.release()
         server.ended.clear()
         server.now = self.now
-        server.turns.pass_over()
-        server.turns.trim()
+        server.uploads.pass_over()
+        server.uploads.trim()
         waiting = server.journal._waiting if server.journal is not None else server.unbased and server.unbased._waiting
         if not (server.arriving or server.queue or server.step or waiting):
             memory = server.core.memory

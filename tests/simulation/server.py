@@ -16,7 +16,7 @@ from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
 from gem_server.durability import journal as journal_module
 from gem_server.durability.checkpointer import Checkpointer, Written
-from gem_server.intake.turns import Turns
+from gem_server.intake.uploads import Uploads
 from simulation.client import Request, Response
 
 T = TypeVar("T")
@@ -56,8 +56,8 @@ class Server:
     jobs: list[tuple[Request, Coroutine[Any, Any, object]]] = field(default_factory=list)  # calls of other kinds that take long
     arriving: dict[str, Arriving] = field(default_factory=dict)
     ended: list[Upload] = field(default_factory=list)  # calls that were ended go on writing for a moment: a lane's threads
-    turns: Turns = field(init=False)
-    now: float = 0.0  # on the clock of the turns
+    uploads: Uploads = field(init=False)
+    now: float = 0.0  # on the clock of the uploads
     queue: deque[Commit | Plan] = field(default_factory=deque)
     step: Step | None = None
     writing: list[journal_module.Waiting] | None = None
@@ -67,7 +67,7 @@ class Server:
 
     def __post_init__(self) -> None:
         """Every gradient needs a turn here, so that the small ones of the simulation wait too."""
-        self.turns = Turns(self.core, Futures(), lambda: self.now, small=0)  # type: ignore[arg-type]
+        self.uploads = Uploads(self.core.memory, Futures(), lambda: self.now, small=0)  # type: ignore[arg-type]
 
 
 class Futures:

@@ -24,7 +24,7 @@ from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.journal import Journal, LogPosition, Waiting
 from gem_server.durability.segment import DamagedLog, SegmentWriter
 from gem_server.durability.storage import Storage
-from gem_server.intake.turns import Turns
+from gem_server.intake.uploads import Uploads
 from gem_server.rules import PiFacts, RuleInput
 from simulation.backup import Backup
 from simulation.client import Client, Request
@@ -302,12 +302,12 @@ def receives_into_memory_that_the_log_still_reads(patch: pytest.MonkeyPatch) -> 
 def receives_into_memory_that_is_in_use(patch: pytest.MonkeyPatch) -> None:
     """A call that was ended, on a thread of the lane, may write for a moment longer."""
 
-    def arrived(turns: Turns, upload: Upload) -> None:
-        original(turns, upload)
-        turns._freed(upload)
+    def end(uploads: Uploads, upload: Upload) -> None:
+        original(uploads, upload)
+        uploads._freed(upload)
 
-    original = Turns.arrived
-    patch.setattr(Turns, "arrived", arrived)
+    original = Uploads.end
+    patch.setattr(Uploads, "end", end)
 
 
 def leaves_out(kind: Kind) -> Plant:

@@ -14,7 +14,7 @@ import click
 import structlog
 from gem_api.process.options import Number, ServerAddress, Whole, credential_options, together
 from gem_api.process.settings_file import config_option, setting
-from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
+from gem_api.wire import WIRE_FORMATS
 
 from gem_worker.process.compute_gate import TURNS
 from gem_worker.tasks import BUILT_IN
@@ -81,13 +81,13 @@ exchange_options = together(
     ),
     click.option(
         "--gradient-dtype",
-        type=click.Choice(list(GRADIENT_FORMATS)),
+        type=click.Choice(list(WIRE_FORMATS)),
         default="float32",
         help="Format of gradients sent over the network. int8 has one scale per 256 elements, and error feedback.",
     ),
     click.option(
         "--theta-dtype",
-        type=click.Choice(list(THETA_FORMATS)),
+        type=click.Choice(list(WIRE_FORMATS)),
         default="float32",
         help="Format of parameters sent over the network; not used with shared memory.",
     ),

@@ -26,6 +26,7 @@ from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.ranges import older_than_known
 from gem_api.update_kind import KINDS, UpdateKind
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import whole
 
 from gem_client.answer import Base
 from gem_client.run.link import Caller, Link
@@ -264,7 +265,7 @@ class Membership:
 
         Raises InvalidRequest if a range is older than it was: each has a log, and loses no version that a worker knows."""
         header = link.connection.pull(
-            self.registration.lease_id, lambda header: link.view(self.theta), self._caller.theta_format
+            self.registration.lease_id, lambda header: link.view(self.theta), whole(self._caller.theta_format)
         )
         if not header.must_initialize:
             if header.version < link.version and not link.part.whole:
@@ -438,7 +439,7 @@ class Membership:
             self.layout, theta = layout, make_buffer(layout)
             return lead.view(theta)
 
-        header = lead.connection.pull("", view, self._caller.theta_format)
+        header = lead.connection.pull("", view, whole(self._caller.theta_format))
         return theta, header.version
 
     def _read_part(self, link: Link, theta: Vector) -> int:
@@ -447,7 +448,7 @@ class Membership:
             link.require_part(header.layout)
             return link.view(theta)
 
-        return link.connection.pull("", view, self._caller.theta_format).version
+        return link.connection.pull("", view, whole(self._caller.theta_format)).version
 
     def _require_not_replaced_by(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":

@@ -9,7 +9,9 @@ from typing import Any
 
 from gem_api.errors import ServerUnavailable
 from gem_api.framing import Assembly, ChunkView, parse_frame
+from gem_api.layout import Vector
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import ThetaFormat
 
 from gem_client.transport.channel import Stub, next_frame
 
@@ -23,12 +25,19 @@ class CommitStream:
         self._address = stub.address
         self._call = stub.Commit(chain.from_iterable(iter(self._outgoing.get, None)))
 
-    def exchange(self, frames: Iterable[bytes], theta: Assembly, progress: Callable[[], None]) -> pb.CommitResult:
+    def exchange(
+        self,
+        frames: Iterable[bytes],
+        theta: Vector,
+        form: Callable[[pb.CommitResult], ThetaFormat],
+        progress: Callable[[], None],
+    ) -> pb.CommitResult:
         """Sends one commit and receives its result.
 
         Args:
             frames: The commit's header and gradient.
-            theta: Receives θ.
+            theta: Receives θ: float32, shape (P,).
+            form: Returns its wire format, given the result.
             progress: Called for every frame sent or received.
 
         Raises:
@@ -41,7 +50,7 @@ class CommitStream:
         result, chunk = parse_frame(first, pb.CommitResponse)
         if result is None:
             raise ServerUnavailable("the server sent a chunk instead of a result")
-        receive_chunks(chunk, self._call, pb.CommitResponse, theta, progress)
+        receive_chunks(chunk, self._call, pb.CommitResponse, form(result).assembly(theta), progress)
         committed: pb.CommitResult = result
         return committed
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
-from gem_api.framing import Assembly, chunk_frames, parse_frame
+from gem_api.framing import chunk_frames, parse_frame
 from gem_api.layout import Vector
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
@@ -119,12 +119,14 @@ class Connection:
         pulled: pb.PullHeader = header
         return pulled
 
-    def commit_on_stream(self, frames: Iterable[bytes], theta: Assembly) -> pb.CommitResult:
+    def commit_on_stream(
+        self, frames: Iterable[bytes], theta: Vector, form: Callable[[pb.CommitResult], ThetaFormat]
+    ) -> pb.CommitResult:
         """Sends a commit on the open stream, or opens one, and receives θ. See `CommitStream.exchange`."""
         self._stream = stream = self._stream or CommitStream(self._stub)
         try:
             with self._background.watching(stream.cancel) as progress:
-                return stream.exchange(frames, theta, progress)
+                return stream.exchange(frames, theta, form, progress)
         except BaseException:
             self.drop_stream()
             raise
@@ -181,7 +183,7 @@ class Connection:
         nbytes: int = 0,
         pieces: Iterable[npt.NDArray[np.uint8]] = (),
         theta: Vector | None = None,
-        form: ThetaFormat = FLOAT32,
+        form: Callable[[pb.CommitResult], ThetaFormat] = lambda result: FLOAT32,
     ) -> pb.CommitResult:
         """Makes one exchange on the open lane, as `Lane.exchange`. If lanes open and then break, gRPC carries the lease's other
         commits."""

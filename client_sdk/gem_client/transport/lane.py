@@ -11,7 +11,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -106,7 +106,7 @@ class Lane:
         nbytes: int,
         pieces: Iterable[npt.NDArray[np.uint8]],
         theta: Vector | None,
-        form: ThetaFormat,
+        form: Callable[[pb.CommitResult], ThetaFormat],
     ) -> pb.CommitResult:
         """Sends a commit and receives its result and θ.
 
@@ -115,7 +115,7 @@ class Lane:
             nbytes: Bytes of the gradient in its wire format; 0 if it is in the region.
             pieces: The gradient in its wire format.
             theta: Receives θ: float32, shape (P,). None: it is in the region afterwards.
-            form: θ's wire format.
+            form: Returns θ's wire format, given the result.
 
         Raises:
             GemError: The server refuses the commit, or the connection broke. The lane can't be used again.
@@ -124,11 +124,12 @@ class Lane:
             try:
                 self._send(opening(Kind.COMMIT, header, nbytes), pieces)
                 result, payload = self._receive_message(Kind.RESULT, pb.CommitResult)
-                expected = form.nbytes(theta.size) if theta is not None else 0
+                sent = form(result)
+                expected = sent.nbytes(theta.size) if theta is not None else 0
                 if payload != expected:
                     raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {expected}")
                 if theta is not None:
-                    self._receive_theta(theta, form)
+                    self._receive_theta(theta, sent)
             except (TimeoutError, BlockingIOError):
                 raise ServerUnavailable("the lane broke: nothing moved on it for too long") from None
             except OSError as error:

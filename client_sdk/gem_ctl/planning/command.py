@@ -11,7 +11,7 @@ import click
 from gem_api.hyperparameters import RULES
 from gem_api.process.options import Named, Number, Whole, WithHeadings
 from gem_api.ranges import MAX_RANGES
-from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
+from gem_api.wire import WIRE_FORMATS
 
 from gem_ctl.amounts import BitsPerSecond, Count, Counts
 from gem_ctl.planning.outcome import outcome
@@ -57,11 +57,11 @@ class _Slow(click.ParamType[Slow]):
 @click.option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
 @click.option(
     "--gradient-dtype",
-    type=click.Choice(list(GRADIENT_FORMATS)),
+    type=click.Choice(list(WIRE_FORMATS)),
     default="float32",
     help="Format of gradients on the network.",
 )
-@click.option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ on the network.")
+@click.option("--theta-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of θ on the network.")
 @click.option("--servers", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
 @click.option("--rtt", type=Number(0, 1e6), default=0.0, help="Seconds from a worker to a server and back.")
 @click.option(

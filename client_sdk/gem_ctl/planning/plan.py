@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from gem_api.ranges import UNIT
 from gem_api.region import region_bytes
-from gem_api.wire import gradient_format, theta_format
+from gem_api.wire import wire_format
 
 FLOAT_BYTES = 4
 PROCESS_BYTES = 130 << 20  # the server without a model
@@ -252,5 +252,5 @@ def wire_bytes(setup: Setup) -> tuple[int, int]:
     """Bytes on the network of a commit and of its answer, of all servers together; 0 through shared memory."""
     if setup.shared_memory:
         return 0, 0
-    up, down = gradient_format(setup.gradient_dtype), theta_format(setup.theta_dtype)
+    up, down = wire_format(setup.gradient_dtype), wire_format(setup.theta_dtype)
     return up.nbytes(setup.parameters), down.nbytes(setup.parameters)

@@ -276,7 +276,7 @@ class CommitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[CommitHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class CommitHeader(_message.Message):
-    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "update_kind")
+    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "update_kind", "theta_base")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,7 @@ class CommitHeader(_message.Message):
     SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     THETA_DTYPE_FIELD_NUMBER: _ClassVar[int]
     UPDATE_KIND_FIELD_NUMBER: _ClassVar[int]
+    THETA_BASE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     sequence: int
     base_version: int
@@ -295,7 +296,8 @@ class CommitHeader(_message.Message):
     sample_count: int
     theta_dtype: _tensors_pb2.WireDtype
     update_kind: UpdateKind
-    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ...) -> None: ...
+    theta_base: int
+    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ..., theta_base: _Optional[int] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ("result", "chunk")
@@ -306,7 +308,7 @@ class CommitResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[CommitResult, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class CommitResult(_message.Message):
-    __slots__ = ("sequence", "ticket", "version", "base_version", "staleness", "pi", "discarded")
+    __slots__ = ("sequence", "ticket", "version", "base_version", "staleness", "pi", "discarded", "theta_dtype")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +316,7 @@ class CommitResult(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     PI_FIELD_NUMBER: _ClassVar[int]
     DISCARDED_FIELD_NUMBER: _ClassVar[int]
+    THETA_DTYPE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     ticket: int
     version: int
@@ -321,7 +324,8 @@ class CommitResult(_message.Message):
     staleness: int
     pi: PiSummary
     discarded: bool
-    def __init__(self, sequence: _Optional[int] = ..., ticket: _Optional[int] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., staleness: _Optional[int] = ..., pi: _Optional[_Union[PiSummary, _Mapping]] = ..., discarded: bool = ...) -> None: ...
+    theta_dtype: _tensors_pb2.WireDtype
+    def __init__(self, sequence: _Optional[int] = ..., ticket: _Optional[int] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., staleness: _Optional[int] = ..., pi: _Optional[_Union[PiSummary, _Mapping]] = ..., discarded: bool = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ...) -> None: ...
 
 class PiSummary(_message.Message):
     __slots__ = ("median", "zero_ratio", "max_ratio", "proxy_energy", "central_energy")

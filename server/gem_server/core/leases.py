@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from gem_api.errors import LeaseEnded
+from gem_api.held_theta import HeldTheta
 from gem_api.layout import Vector
 from gem_api.region import Region
 
@@ -43,6 +44,7 @@ class Lease:
         owner: Name of the only credentials that may use it; empty if the server asks for none.
         counted, counted_by_reference: What the totals of `LeaseTable` include for it.
         record_room: Bytes of a compressed gradient that are kept for the log, as it arrived, until they are on the disk.
+        held: What its worker holds of θ, if that is sent as differences. A restart forgets it.
         frozen: Identifies the values of the parameters that its worker does not train; empty if that is not known.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
             knows to be applied.
@@ -66,6 +68,7 @@ class Lease:
     counted: int = 0
     counted_by_reference: bool = False
     record_room: int = 0
+    held: HeldTheta | None = None
     restored: bool = False
     starting: bool = False
 
@@ -82,7 +85,8 @@ class Lease:
     @property
     def own_nbytes(self) -> int:
         """Bytes that are freed with the lease: its shared memory lives on for as long as the worker maps it."""
-        return self.record_room + sum(array.nbytes for array in self.buffers.values())
+        held = self.held.theta.nbytes if self.held is not None else 0
+        return self.record_room + held + sum(array.nbytes for array in self.buffers.values())
 
     @property
     def by_reference(self) -> bool:

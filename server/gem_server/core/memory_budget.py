@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
 from gem_api.errors import Overloaded
 from gem_api.framing import empty
+from gem_api.held_theta import HeldTheta
 from gem_api.layout import Layout, Vector
 from gem_api.region import region_bytes
 
@@ -132,6 +133,17 @@ class Memory:
         lease.record_room += more
         self.leases.recount(lease)
         return True
+
+    def new_held_theta(self, lease: Lease) -> HeldTheta | None:
+        """Forgets what a lease's worker holds of θ, and makes memory to keep that anew: None if there is no room. Who still sends
+        the old one does not change the new one."""
+        known, lease.held = lease.held is not None, None
+        size = self.central.size
+        if self.leases.live.get(lease.lease_id) is lease and (known or self.fits(size * FLOAT_BYTES)):
+            with suppress(MemoryError):
+                lease.held = HeldTheta(size)
+        self.leases.recount(lease)
+        return lease.held
 
     def require_room_for_copy(self) -> None:
         """Raises Overloaded if there is no room to copy θ for another reader."""

@@ -11,7 +11,7 @@ from typing import Any
 from gem_api.errors import GemError, RuleFailed
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.wire import gradient_format
+from gem_api.wire import wire_format
 
 from gem_server.core.facts import EndReason, Header
 from gem_server.core.records import Kind, Record
@@ -102,7 +102,7 @@ def _committed(core: Core, record: Record, now: float) -> None:
     (payload,) = record.payload
     header = _header(core, fields)
     gradient = empty(core.central.size)
-    gradient_format(fields["dtype"]).assembly(gradient).add_all(memoryview(payload))
+    wire_format(fields["dtype"]).assembly(gradient).add_all(memoryview(payload))
     core.next_ticket = fields["ticket"]
     commit = replace(core.ticket(lease, header, now, Upload(gradient)), norm=fields["norm"])  # which was judged in the run
     step = core.begin(commit)

@@ -14,7 +14,7 @@ from typing import Any
 from gem_api.errors import Draining, GemError, LeaseEnded, Overloaded
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import FLOAT32, Format
+from gem_api.wire import FLOAT32, Format, ThetaFormat, whole
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.commits import Arrived
@@ -28,6 +28,7 @@ from gem_server.durability.group_commit import Durability
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
 from gem_server.intake.turns import Turns
+from gem_server.intake.uploads import Uploads
 from gem_server.telemetry.progress import Progress
 
 DRAINING = "the server is shutting down: try again once it has restarted"
@@ -44,7 +45,8 @@ class CommitPath:
         progress: What the status shows.
         calls: The calls in progress.
         durability: Whether a commit is on the disk.
-        turns: Where gradients arrive.
+        uploads: Where gradients arrive.
+        replies: The turns of θ on its way to workers.
         clock: Returns monotonic seconds.
         logger: The server's logger.
     """
@@ -54,7 +56,8 @@ class CommitPath:
     progress: Progress
     calls: Calls
     durability: Durability
-    turns: Turns
+    uploads: Uploads
+    replies: Turns[object]
     clock: Callable[[], float]
     logger: Logger
 
@@ -73,7 +76,7 @@ class CommitPath:
         """Where the gradient of a commit goes, or what to wait for before. Raises Overloaded."""
         if lease.region is not None and lease.by_reference:
             return Upload(lease.region.gradient)
-        return self.turns.begin()
+        return self.uploads.begin(lease.lease_id, FLOAT32.nbytes(self.core.central.size))
 
     def renew(self, lease_id: str) -> None:
         """Notes a sign of life. Raises LeaseEnded."""
@@ -130,6 +133,17 @@ class CommitPath:
         core = self.core
         return core.logged and gradient is not FLOAT32 and core.memory.reserve_record(lease, gradient.nbytes(core.central.size))
 
+    def theta_format(self, lease: Lease, message: pb.CommitHeader, asked: Format) -> ThetaFormat:
+        """The format in which θ is sent with the result of a commit that asks for a format. The difference to what the worker
+        holds, if both know that; else θ is whole."""
+        if isinstance(asked, ThetaFormat):
+            return asked
+        held, base = lease.held, message.theta_base
+        is_difference = held is not None and held.sequence == base and base > 0
+        if not is_difference:
+            held = self.core.memory.new_held_theta(lease)
+        return held.form(message.sequence, is_difference) if held is not None else whole(asked)
+
     def undurable(self, lease: Lease) -> Future[None] | None:
         """Done once the lease's last commit is on the disk; None if it is there."""
         return self.durability.awaited(lease.recorded)
@@ -152,7 +166,9 @@ class CommitPath:
     def lease_ended(self, ended: Ended, notified: Call | None = None) -> None:
         """Ends the calls of a lease that has ended, except for `notified`, which gets its own error."""
         self.progress.forget(ended.worker)
-        self.turns.trim()
+        self.uploads.forget(ended.lease_id)
+        self.replies.forget(ended.lease_id)
+        self.uploads.trim()
         self.logger.info(
             "lease ended", worker=ended.worker, reason=str(ended.reason), shards_returned=ended.shards_returned,
             workers=len(self.core.leases.live),

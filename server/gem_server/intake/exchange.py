@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gem_api.errors import GemError
 from gem_api.layout import Vector
@@ -24,12 +24,15 @@ from gem_server.core.uploads import Upload
 from gem_server.intake import messages
 from gem_server.intake.calls import Call
 from gem_server.intake.commit_path import CommitPath, Reply
+from gem_server.intake.turns import Turns
+
+T = TypeVar("T")
 
 
 class Carrier(Protocol):
     """Moves the tensors of one call's commits, and waits. Lends the event loop's lock to others meanwhile."""
 
-    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, ThetaFormat]:
+    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, Format]:
         """The wire formats of a commit's gradient and of θ, for P parameters. Raises InvalidRequest, or IncompleteTransfer if
         the size of what follows is known, and is another."""
 
@@ -74,20 +77,39 @@ async def _exchange(path: CommitPath, call: Call, header: Header, message: pb.Co
     while isinstance(reply, Future):  # until it is applied and durable
         await carrier.wait(reply)
         reply = path.reply(lease, header.sequence)
-    await carrier.send(reply, path.core.reply(lease), form)
+    await _answer(path, call, lease, message, reply, form, carrier)
+
+
+async def _answer(
+    path: CommitPath, call: Call, lease: Lease, message: pb.CommitHeader, reply: pb.CommitResult, form: Format, carrier: Carrier
+) -> None:
+    """Sends a commit's result and θ, when it is its turn."""
+    sent = path.theta_format(lease, message, form)
+    reply.theta_dtype = sent.dtype
+    nbytes = 0 if call.region is not None else sent.nbytes(path.core.central.size)
+    turn = await _turn(path.replies, path.replies.begin(lease.lease_id, nbytes), carrier)
+    try:
+        await carrier.send(reply, path.core.reply(lease), sent)
+    finally:
+        path.replies.end(turn)
+
+
+async def _turn(turns: Turns[T], given: T | Future[T], carrier: Carrier) -> T:
+    """Waits for a turn, or gives it up if the call ends."""
+    if not isinstance(given, Future):
+        return given
+    try:
+        begun: T = await carrier.wait(given)
+        return begun
+    except BaseException:
+        turns.give_up(given)
+        raise
 
 
 async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gradient: Format, carrier: Carrier) -> Reply:
     """Receives a new commit's gradient, when it is its turn, and gives the commit its ticket."""
     path.require_writable()
-    upload = path.begin_upload(lease)
-    if isinstance(upload, Future):
-        due = upload
-        try:
-            upload = await carrier.wait(due)
-        except BaseException:
-            path.turns.give_up(due)
-            raise
+    upload = await _turn(path.uploads, path.begin_upload(lease), carrier)
     try:
         arrived, norm = await _receive(path, lease, gradient, upload, carrier)
         return path.submit(call, lease, header, upload, arrived, norm)
@@ -98,11 +120,11 @@ async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gr
 async def _receive(
     path: CommitPath, lease: Lease, gradient: Format, upload: Upload, carrier: Carrier
 ) -> tuple[Arrived, GradientNorm | None]:
-    limit, norm, count = path.core.rule.largest, path.new_norm(), path.turns.nearly(upload)
+    limit, norm, count = path.core.rule.largest, path.new_norm(), path.uploads.nearly(upload, upload.gradient.nbytes)
 
     def check(piece: Vector) -> None:
         require_finite(piece, limit, "gradient")
-        count(piece.size)
+        count(piece.nbytes)
         if norm is not None:
             norm.add(piece)
 
@@ -110,5 +132,5 @@ async def _receive(
     try:
         await carrier.receive(gradient, upload.gradient, check, kept)
     finally:
-        path.turns.arrived(upload)  # before it is applied
+        path.uploads.end(upload)  # before it is applied
     return as_floats(upload.gradient) if kept is None else Arrived(gradient.dtype, kept), norm

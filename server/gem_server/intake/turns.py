@@ -1,9 +1,10 @@
-"""Whose turn it is to send a gradient: large ones arrive one at a time, in the order of their first bytes.
+"""Whose turn it is on the network: large transfers in one direction go one at a time, first come, first served.
 
 If all workers send at once, each is slow, all are done at the same time, and then all wait for θ: half of a network is idle. In
-turns, θ goes down to some while others send. And the run needs a few buffers, instead of one for each worker.
+turns, θ goes down to one while another's gradient comes up.
 
-A client that sends slowly keeps its buffer and goes on, but its turn ends: the next one begins.
+A client that is slow keeps what it has and goes on, but its turn ends: the next one begins. Its later transfers go beside the
+others' from their beginning, until one is fast again.
 """
 
 from __future__ import annotations
@@ -12,143 +13,157 @@ from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from gem_api.errors import Overloaded
-from gem_api.layout import Vector
 
-from gem_server.core.state_machine import Core
-from gem_server.core.uploads import Upload
-
-SMALL = 1 << 20
-LONGEST = 10.0  # seconds that a gradient waits before it begins beside others: its client must not take the lane for dead
-PATIENCE = 4.0  # a turn ends after this many times what the fastest of the last turns took,
+T = TypeVar("T")
+SMALL = 1 << 20  # bytes up to which a transfer needs no turn
+LONGEST = 30.0  # seconds that a transfer waits before it begins beside others: its client must not take the server for dead
+PATIENCE = 4.0  # a turn ends after this many times what it would have taken at the best rate of the last turns,
 GRACE = 0.25  # and these seconds
-AHEAD = 4 << 20  # bytes before the end of a gradient, at most, at which the next turn begins
+AHEAD = 4 << 20  # bytes before the end of a transfer, at most, at which the next turn begins
 FIRST = 2.0  # seconds that a turn lasts while no other has shown how fast this network is
 _REMEMBERED = 16  # turns
 
 
 @dataclass(eq=False)
 class _Turn:
-    """A gradient that is arriving."""
+    """A transfer under way."""
 
+    client: str
+    nbytes: int
     began: float
-    slow: bool = False
+    slow: bool
 
 
-class Turns:
-    """Hands out the memory where gradients arrive. Its methods are called under the event loop's lock.
+@dataclass(eq=False)
+class _Waiting(Generic[T]):
+    due: Future[T]
+    client: str
+    nbytes: int
+    since: float
+
+
+class Turns(Generic[T]):
+    """The turns of one direction. Its methods are called under the event loop's lock.
 
     Args:
-        core: The state machine; its `memory` has the buffers.
+        give: Returns what a transfer needs, an object of its own, or None if it has to wait for that. Its argument is how many
+            slow transfers are under way. May raise Overloaded.
+        take_back: Takes it back from a transfer that nobody begins.
         loop: Makes the futures that calls wait for.
         clock: Returns monotonic seconds.
-        hurry: Called when a gradient has to wait: memory that the log holds is needed.
-        small: Bytes up to which a gradient needs no turn.
+        hurry: Called when a transfer has to wait.
+        small: Bytes up to which a transfer needs no turn.
     """
 
     def __init__(
         self,
-        core: Core,
+        give: Callable[[int], T | None],
+        take_back: Callable[[T], None],
         loop: AbstractEventLoop,
         clock: Callable[[], float],
         hurry: Callable[[], None] = lambda: None,
         small: int = SMALL,
     ) -> None:
-        self._hurry = hurry
-        self._small = small
-        self._core = core
+        self._give = give
+        self._take_back = take_back
         self._loop = loop
         self._clock = clock
-        self._free: list[Vector] = []
-        self._turns: dict[Upload, _Turn] = {}
-        self._waiting: deque[tuple[Future[Upload], float]] = deque()  # and since when
-        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+        self._hurry = hurry
+        self._small = small
+        self._turns: dict[T, _Turn] = {}
+        self._waiting: deque[_Waiting[T]] = deque()
+        self._paces: deque[float] = deque(maxlen=_REMEMBERED)  # of the last turns, in seconds a byte
+        self._slow: set[str] = set()
 
-    def begin(self) -> Upload | Future[Upload]:
-        """Memory for a gradient that is about to arrive, or what to wait for. Call `arrived` once it is there or given up, and
-        `release` it at the end. Raises Overloaded if the machine has no memory left."""
-        if not self._waiting and (upload := self._next()) is not None:
-            return upload
-        due: Future[Upload] = self._loop.create_future()
-        self._waiting.append((due, self._clock()))
+    def begin(self, client: str, nbytes: int) -> T | Future[T]:
+        """What a client's transfer of so many bytes needs, or what to wait for before. Call `end` with it once the transfer is
+        over, or nearly. Raises Overloaded."""
+        if (not self._waiting or client in self._slow) and (given := self._next(client, nbytes)) is not None:
+            return given
+        due: Future[T] = self._loop.create_future()
+        self._waiting.append(_Waiting(due, client, nbytes, self._clock()))
         self._hurry()
         return due
 
-    def give_up(self, due: Future[Upload]) -> None:
-        """Call this if nobody waits for the memory any longer."""
+    def give_up(self, due: Future[T]) -> None:
+        """Call this if nobody waits for a turn any longer."""
         if not due.done():
             due.cancel()
-            self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not due)
+            self._waiting = deque(waiting for waiting in self._waiting if waiting.due is not due)
         elif not due.cancelled() and due.exception() is None:
-            due.result().release()
-            self.arrived(due.result())
+            self._take_back(due.result())
+            self._turns.pop(due.result(), None)
+            self.serve()
 
-    def nearly(self, upload: Upload) -> Callable[[int], None]:
-        """What to call with the number of elements of each piece of a gradient as it arrives, from any thread. Ends the turn a
-        little before the end: the next client's bytes are under way for half a round trip."""
-        left = upload.gradient.size - min(AHEAD, upload.gradient.nbytes // 4) // 4
-        if upload not in self._turns:
+    def nearly(self, given: T, nbytes: int) -> Callable[[int], None]:
+        """What to call with the bytes of each piece of a transfer of `nbytes`, from any thread. Ends the turn a little before
+        the end: the next client's bytes are under way for half a round trip."""
+        left = nbytes - min(AHEAD, nbytes // 4)
+        if given not in self._turns:
             return lambda size: None
 
         def count(size: int) -> None:
             nonlocal left
             before, left = left, left - size
             if before > 0 >= left:
-                self._loop.call_soon_threadsafe(self.arrived, upload)
+                self._loop.call_soon_threadsafe(self.end, given)
 
         return count
 
-    def arrived(self, upload: Upload) -> None:
+    def end(self, given: T) -> None:
         """Ends a turn, if it has not ended."""
-        turn = self._turns.pop(upload, None)
-        if turn is not None:
-            self._took.append(self._clock() - turn.began)
-            self._serve()
+        turn = self._turns.pop(given, None)
+        if turn is None:
+            return
+        took = self._clock() - turn.began
+        self._paces.append(took / turn.nbytes)
+        if took > self._limit(turn):
+            self._slow.add(turn.client)
+        else:
+            self._slow.discard(turn.client)
+        self.serve()
 
     def pass_over(self) -> None:
         """Ends the turns of slow clients while others wait, and any turn if one waits for too long. Call it often."""
         if not self._waiting:
             return
         now = self._clock()
-        limit = PATIENCE * min(self._took) + GRACE if self._took else FIRST
-        overdue = now - self._waiting[0][1] > LONGEST
+        overdue = now - self._waiting[0].since > LONGEST
         for turn in self._turns.values():
-            turn.slow = turn.slow or overdue or now - turn.began > limit
-        self._serve()
+            turn.slow = turn.slow or overdue or now - turn.began > self._limit(turn)
+        self.serve()
 
-    def trim(self) -> None:
-        """Frees memory that a run with so few workers does not need. Call it when a lease has ended."""
-        memory = self._core.memory
-        while self._free and memory.uploads > memory.usual_uploads:
-            memory.give_back(self._free.pop())
-        self._serve()
+    def forget(self, client: str) -> None:
+        """Call this when a client has left."""
+        self._slow.discard(client)
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Begins the transfers whose turn it is. Call it when `give` may have something again."""
         while self._waiting:
+            first = self._waiting[0]
             try:
-                upload = self._next()
+                given = self._next(first.client, first.nbytes)
             except Overloaded as error:
-                self._waiting.popleft()[0].set_exception(error)
+                self._waiting.popleft().due.set_exception(error)
                 continue
-            if upload is None:
+            if given is None:
                 return
-            self._waiting.popleft()[0].set_result(upload)
+            self._waiting.popleft().due.set_result(given)
 
-    def _next(self) -> Upload | None:
-        """Memory for the next gradient, and its turn; None if it has to wait."""
-        large = 4 * self._core.central.size > self._small
-        slow = sum(turn.slow for turn in self._turns.values())
-        if large and len(self._turns) > slow:
-            return None
-        memory = self._free.pop() if self._free else self._core.memory.take_upload(slow)
-        if memory is None:
-            return None
-        upload = Upload(memory, self._freed)
-        if large:
-            self._turns[upload] = _Turn(self._clock())
-        return upload
+    def _limit(self, turn: _Turn) -> float:
+        """Seconds after which a turn is slow."""
+        return PATIENCE * min(self._paces) * turn.nbytes + GRACE if self._paces else FIRST
 
-    def _freed(self, upload: Upload) -> None:
-        self._free.append(upload.gradient)
-        self.trim()
+    def _next(self, client: str, nbytes: int) -> T | None:
+        """What a transfer needs, if it may begin; None if it has to wait."""
+        slow, under_way = client in self._slow, sum(turn.slow for turn in self._turns.values())
+        large = nbytes > self._small
+        if large and not slow and len(self._turns) > under_way:
+            return None
+        given = self._give(under_way + slow)
+        if given is not None and large:
+            self._turns[given] = _Turn(client, nbytes, self._clock(), slow)
+        return given

@@ -15,7 +15,7 @@ from gem_api.layout import Vector
 from gem_api.region import Region
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import FLOAT32, Format, ThetaFormat, gradient_format, stated_theta_format
+from gem_api.wire import FLOAT32, Format, ThetaFormat, stated_theta_format, wire_format
 
 from gem_server.core.central_variable import Check
 from gem_server.event_loop import DecidingLoop, Lent
@@ -162,7 +162,7 @@ class _Lane:
     region: Region | None
     lent: Lent
 
-    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, ThetaFormat]:
+    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, Format]:
         payload = self.connection.payload_left
         if self.region is not None:
             if payload:
@@ -170,7 +170,7 @@ class _Lane:
                     f"the message has a payload of {payload} bytes, but the gradient is in the shared memory"
                 )
             return FLOAT32, FLOAT32
-        gradient, theta = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
+        gradient, theta = wire_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
         if payload != gradient.nbytes(parameters):
             raise IncompleteTransfer(
                 f"the message has a payload of {payload} bytes: {parameters} parameters in {gradient.name} need "

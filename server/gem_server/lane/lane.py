@@ -28,6 +28,8 @@ from gem_server.telemetry.progress import Traffic
 # other. On the network, bytes are copied without Python's global lock, so that more threads are of use; but they fight for that
 # lock between two copies, which costs a sixth of the processor time on two cores.
 MEMORY_THREADS = 1
+# Bytes that the system takes before it can send them. What is written is then nearly on the network: θ's turns end in time.
+UNSENT = 1 << 18
 NETWORK_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
@@ -112,6 +114,8 @@ class Lane:
         try:
             sock.setblocking(False)
             tune(sock)
+            if sock.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
             if self._certificates is not None and sock.family != socket.AF_UNIX:
                 sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except OSError:  # the client has left already

@@ -15,7 +15,7 @@ from gem_api.ranges import Range
 from gem_api.schedule import Schedule
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import Format, ThetaFormat, gradient_format, stated_theta_format
+from gem_api.wire import Format, ThetaFormat, stated_theta_format, whole, wire_format
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.central_variable import Check, require_finite
@@ -47,8 +47,8 @@ class _Frames:
 
     transfer: Transfer
 
-    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, ThetaFormat]:
-        return gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
+    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, Format]:
+        return wire_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
 
     async def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> None:
         await self.transfer.receive(into, check, form, kept)
@@ -108,7 +108,7 @@ class TrainingServicer:
     # -- reading and initialising θ
 
     async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
-        transfer, form = Transfer(call, context, pb.PullRequest, self.traffic), stated_theta_format(request.theta_dtype)
+        transfer, form = Transfer(call, context, pb.PullRequest, self.traffic), whole(stated_theta_format(request.theta_dtype))
         if not request.lease_id:
             await self._pull_without_lease(transfer, form)
             return
