@@ -47,7 +47,8 @@ def connect(
             if the server is on another machine.
         gradient_dtype: Format of gradients on the network: "float32", "bfloat16" or "int8" (blocks that have one
             scale each, with error feedback). Gradients in shared memory are always float32.
-        theta_dtype: Format of θ on the network: "float32" or "bfloat16".
+        theta_dtype: Format of θ on the network: "float32", "bfloat16" or "int8" (its difference to what this worker holds,
+            in the same blocks; it takes 4·P bytes at both ends).
         token: The access token, for a server that runs with --tokens. The SDK reads no file or environment variable for it.
         tls_ca: PEM file with the certificate authorities to trust. If given, the connection is encrypted, and the server's
             certificate must come from one of them.

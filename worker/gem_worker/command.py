@@ -89,7 +89,7 @@ exchange_options = together(
         "--theta-dtype",
         type=click.Choice(list(WIRE_FORMATS)),
         default="float32",
-        help="Format of parameters sent over the network; not used with shared memory.",
+        help="Format of parameters sent over the network; not used with shared memory. int8 sends their changes.",
     ),
     setting(
         "shared_memory",

@@ -203,7 +203,8 @@ def one_server_only(setup: Setup) -> str:
 
 def _worker_bytes(setup: Setup, size: int) -> int:
     """Memory for one worker on a server that holds `size` parameters."""
-    held = size * FLOAT_BYTES * (_rule_memory(setup).each + setup.overlap)
+    differences = setup.theta_dtype == "int8" and not setup.shared_memory
+    held = size * FLOAT_BYTES * (_rule_memory(setup).each + setup.overlap + differences)
     return held + (region_bytes(size) if setup.shared_memory else 0)
 
 

@@ -135,8 +135,8 @@ class Memory:
         return True
 
     def new_held_theta(self, lease: Lease) -> HeldTheta | None:
-        """Forgets what a lease's worker holds of θ, and makes memory to keep that anew: None if there is no room. Who still sends
-        the old one does not change the new one."""
+        """Forgets what a lease's worker holds of θ, and makes memory to keep that anew; None if there is no room. Whoever still
+        sends the old one does not change the new one."""
         known, lease.held = lease.held is not None, None
         size = self.central.size
         if self.leases.live.get(lease.lease_id) is lease and (known or self.fits(size * FLOAT_BYTES)):

@@ -78,6 +78,11 @@ class CommitPath:
             return Upload(lease.region.gradient)
         return self.uploads.begin(lease.lease_id, FLOAT32.nbytes(self.core.central.size))
 
+    def pass_over(self) -> None:
+        """Ends the turns of slow clients. Call it often."""
+        self.uploads.pass_over()
+        self.replies.pass_over()
+
     def renew(self, lease_id: str) -> None:
         """Notes a sign of life. Raises LeaseEnded."""
         self.core.renew(lease_id, self.clock())

@@ -114,7 +114,7 @@ class Lane:
         try:
             sock.setblocking(False)
             tune(sock)
-            if sock.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            if self._certificates is None and sock.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
             if self._certificates is not None and sock.family != socket.AF_UNIX:
                 sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
