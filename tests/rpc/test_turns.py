@@ -123,6 +123,52 @@ def test_how_long_a_turn_lasts_follows_from_the_fastest_ones() -> None:
     assert not waits(waiting)
 
 
+def test_who_was_slow_holds_nobody_up_the_next_time_and_is_fast_again_once_it_was() -> None:
+    queue, _, clock = turns()
+    first = begun(begin(queue))
+    clock.now = 1.0
+    queue.end(first)  # how fast this network is
+    slow = begun(begin(queue, "slow"))
+    clock.now += PATIENCE + GRACE + 0.01
+    queue.end(slow)
+    assert not any(waits(begin(queue, client)) for client in ("slow", "ann"))  # beside each other
+    assert waits(begin(queue, "bob"))
+    queue, _, clock = turns()
+    for took in (1.0, PATIENCE + GRACE + 0.01, 1.0):  # fast, slow, fast
+        given = begun(begin(queue, "slow"))
+        clock.now += took
+        queue.end(given)
+    assert not waits(begin(queue, "slow"))
+    assert waits(begin(queue, "ann"))
+
+
+def test_a_client_that_has_left_is_not_remembered() -> None:
+    queue, _, clock = turns()
+    for took in (1.0, PATIENCE + GRACE + 0.01):
+        given = begun(begin(queue))
+        clock.now += took
+        queue.end(given)
+    queue.forget("ann")
+    begun(begin(queue))
+    assert waits(begin(queue, "bob"))
+
+
+def test_the_pace_counts_bytes() -> None:
+    """A worker that sends float32 is not slow because another one sends int8."""
+    queue, _, clock = turns()
+    given = begun(queue.begin("int8", NBYTES // 4))
+    clock.now = 0.25
+    queue.end(given)
+    begun(begin(queue))
+    waiting = begin(queue, "bob")
+    clock.now += PATIENCE * 1.0
+    queue.pass_over()
+    assert waits(waiting)
+    clock.now += GRACE + 0.01
+    queue.pass_over()
+    assert not waits(waiting)
+
+
 def test_slow_clients_get_no_memory_beyond_the_limit() -> None:
     queue, core, clock = turns(workers=1, limit=NBYTES)
     asked = [begin(queue) for _ in range(3)]

@@ -1,0 +1,76 @@
+"""One client that sends, or reads, next to nothing, among many with large gradients: it holds up nobody, and ends as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import pytest
+from gem_api.layout import Layout
+from gem_server.intake import turns
+from kit.model import in_background
+from kit.raw_client import Wire, Worker, received_bytes, wired
+from kit.raw_lane import COMMIT, RawLane, committed, header, message, opened
+from kit.server import DEADLINE, Live, config, serving, wait_until
+
+LARGE = Layout.of({"w": (3_000_000,)})  # needs a turn, and no buffer between the two takes it
+WORKERS = 16
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+    monkeypatch.setattr(turns, "FIRST", 0.1)
+    monkeypatch.setattr(turns, "GRACE", 0.05)
+    with serving(config(memory_socket="")) as server:
+        yield server
+
+
+@pytest.fixture
+def crew(live: Live) -> Iterator[list[tuple[Worker, RawLane]]]:
+    """Sixteen workers that have pulled, each with a lane."""
+    with wired(live) as wire, ExitStack() as lanes:
+        workers = [wire.started("worker 0", LARGE), *joined(wire)]
+        yield [(worker, lanes.enter_context(opened(worker))) for worker in workers]
+
+
+def joined(wire: Wire) -> Iterator[Worker]:
+    for number in range(1, WORKERS):
+        worker = wire.join(f"worker {number}", LARGE)
+        worker.pull()
+        yield worker
+
+
+def all_commit(crew: list[tuple[Worker, RawLane]]) -> None:
+    """Each commits twice, all at once; each gets a whole θ."""
+
+    def commits(worker: Worker, lane: RawLane) -> None:
+        for _ in range(2):
+            _, theta = committed(worker, lane)
+            assert np.isfinite(theta).all()
+
+    for committing in [in_background(partial(commits, worker, lane)) for worker, lane in crew]:
+        committing.result(DEADLINE)
+
+
+def test_a_gradient_that_comes_drop_by_drop(live: Live, crew: list[tuple[Worker, RawLane]]) -> None:
+    (slow, lane), *others = crew
+    gradient = slow.gradient().tobytes()
+    before = received_bytes(live)
+    lane.send(message(COMMIT, header(slow).SerializeToString(), len(gradient)), gradient[:1000])
+    wait_until(lambda: received_bytes(live) >= before + 1000, "the first drops")
+    all_commit(others)
+    lane.send(gradient[1000:])
+    result, _ = slow.took(lane.answer())
+    assert result.version == 2 * (WORKERS - 1) + 1
+
+
+def test_a_theta_that_nobody_reads(live: Live, crew: list[tuple[Worker, RawLane]]) -> None:
+    (slow, lane), *others = crew
+    before = live.on_loop(lambda: live.server.parts.traffic.sent)
+    lane.commit(header(slow), slow.gradient().tobytes())
+    wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before + 1000, "θ to begin")
+    all_commit(others)
+    result, theta = slow.took(lane.answer())
+    assert (result.version, len(np.unique(theta))) == (1, 1)
