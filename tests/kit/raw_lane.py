@@ -166,9 +166,9 @@ def offer(worker: Worker) -> pb.OpenLaneResponse:
     return worker.wire.call("OpenLane", pb.OpenLaneRequest(lease_id=worker.lease_id))  # type: ignore[no-any-return]
 
 
-def tcp(port: int, context: ssl.SSLContext | None = None) -> RawLane:
-    """A connection to the lane's port on this machine."""
-    sock = socket.create_connection(("127.0.0.1", port), DEADLINE)
+def tcp(port: int, context: ssl.SSLContext | None = None, source: str = "127.0.0.1") -> RawLane:
+    """A connection to the lane's port on this machine, from an address."""
+    sock = socket.create_connection(("127.0.0.1", port), DEADLINE, (source, 0))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return RawLane(context.wrap_socket(sock, server_hostname="127.0.0.1") if context is not None else sock)
 

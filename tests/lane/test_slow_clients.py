@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gem_api.layout import Layout
 from gem_server.intake import turns
-from kit.model import in_background
+from kit.model import ELSEWHERE, in_background
 from kit.raw_client import Wire, Worker, received_bytes, wired
-from kit.raw_lane import COMMIT, RawLane, committed, header, message, opened
+from kit.raw_lane import COMMIT, RawLane, committed, header, message, offer, tcp
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
 LARGE = Layout.of({"w": (3_000_000,)})  # needs a turn, and no buffer between the two takes it
@@ -27,12 +27,19 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
         yield server
 
 
-@pytest.fixture
-def crew(live: Live) -> Iterator[list[tuple[Worker, RawLane]]]:
-    """Sixteen workers that have pulled, each with a lane."""
+@pytest.fixture(params=["127.0.0.1", ELSEWHERE], ids=["nearby", "over a network"])
+def crew(request: pytest.FixtureRequest, live: Live) -> Iterator[list[tuple[Worker, RawLane]]]:
+    """Sixteen workers that have pulled, each with a lane from an address."""
     with wired(live) as wire, ExitStack() as lanes:
         workers = [wire.started("worker 0", LARGE), *joined(wire)]
-        yield [(worker, lanes.enter_context(opened(worker))) for worker in workers]
+        yield [(worker, lanes.enter_context(opened(worker, request.param))) for worker in workers]
+
+
+def opened(worker: Worker, source: str) -> RawLane:
+    offered = offer(worker)
+    lane = tcp(offered.port, source=source)
+    lane.hello(offered.token)
+    return lane
 
 
 def joined(wire: Wire) -> Iterator[Worker]:

@@ -21,6 +21,7 @@ class Call:
 
     Attributes:
         transport: How its tensors travel: "grpc", "tcp", "tls" or "memory".
+        nearby: Whether its worker is on this machine, so that no network is to be shared out.
         region: The memory that it shares with its worker; None if tensors travel as bytes.
         lease_id: The lease that it last used.
         exchanging: Whether it uses that lease's buffers now.
@@ -35,6 +36,7 @@ class Call:
         self._owner_of = owner_of
         self.identify: Callable[[], Identity] = lambda: ANYONE
         self.transport = "grpc"
+        self.nearby = False
         self.region: Region | None = None
         self.lease_id: str | None = None
         self.exchanging = False

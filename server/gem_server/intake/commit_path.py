@@ -72,11 +72,11 @@ class CommitPath:
             self.core.leases.leave_region(lease)
         return admission, lease
 
-    def begin_upload(self, lease: Lease) -> Upload | Future[Upload]:
+    def begin_upload(self, call: Call, lease: Lease) -> Upload | Future[Upload]:
         """Where the gradient of a commit goes, or what to wait for before. Raises Overloaded."""
         if lease.region is not None and lease.by_reference:
             return Upload(lease.region.gradient)
-        return self.uploads.begin(lease.lease_id, FLOAT32.nbytes(self.core.central.size))
+        return self.uploads.begin(lease.lease_id, FLOAT32.nbytes(self.core.central.size), call.nearby)
 
     def pass_over(self) -> None:
         """Ends the turns of slow clients. Call it often."""

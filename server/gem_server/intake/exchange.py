@@ -86,8 +86,8 @@ async def _answer(
     """Sends a commit's result and θ, when it is its turn."""
     sent = path.theta_format(lease, message, form)
     reply.theta_dtype = sent.dtype
-    nbytes = 0 if call.region is not None else sent.nbytes(path.core.central.size)
-    turn = await _turn(path.replies, path.replies.begin(lease.lease_id, nbytes), carrier)
+    nbytes = sent.nbytes(path.core.central.size)
+    turn = await _turn(path.replies, path.replies.begin(lease.lease_id, nbytes, call.nearby), carrier)
     try:
         await carrier.send(reply, path.core.reply(lease), sent)
     finally:
@@ -109,7 +109,7 @@ async def _turn(turns: Turns[T], given: T | Future[T], carrier: Carrier) -> T:
 async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gradient: Format, carrier: Carrier) -> Reply:
     """Receives a new commit's gradient, when it is its turn, and gives the commit its ticket."""
     path.require_writable()
-    upload = await _turn(path.uploads, path.begin_upload(lease), carrier)
+    upload = await _turn(path.uploads, path.begin_upload(call, lease), carrier)
     try:
         arrived, norm = await _receive(path, lease, gradient, upload, carrier)
         return path.submit(call, lease, header, upload, arrived, norm)

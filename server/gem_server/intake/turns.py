@@ -18,31 +18,24 @@ from typing import Generic, TypeVar
 from gem_api.errors import Overloaded
 
 T = TypeVar("T")
-SMALL = 1 << 20  # bytes up to which a transfer needs no turn
+SMALL = 1 << 20  # bytes up to which a transfer goes beside others
 LONGEST = 30.0  # seconds that a transfer waits before it begins beside others: its client must not take the server for dead
 PATIENCE = 4.0  # a turn ends after this many times what it would have taken at the best rate of the last turns,
 GRACE = 0.25  # and these seconds
 AHEAD = 4 << 20  # bytes before the end of a transfer, at most, at which the next turn begins
-FIRST = 2.0  # seconds that a turn lasts while no other has shown how fast this network is
+FIRST = 2.0  # seconds after which a transfer is slow while no other has shown how fast this network is
 _REMEMBERED = 16  # turns
 
 
 @dataclass(eq=False)
 class _Turn:
-    """A transfer under way."""
+    """A transfer under way, or one that waits since it was asked for."""
 
     client: str
     nbytes: int
+    alone: bool
     began: float
-    slow: bool
-
-
-@dataclass(eq=False)
-class _Waiting(Generic[T]):
-    due: Future[T]
-    client: str
-    nbytes: int
-    since: float
+    slow: bool = False
 
 
 class Turns(Generic[T]):
@@ -55,7 +48,7 @@ class Turns(Generic[T]):
         loop: Makes the futures that calls wait for.
         clock: Returns monotonic seconds.
         hurry: Called when a transfer has to wait.
-        small: Bytes up to which a transfer needs no turn.
+        small: Bytes up to which a transfer goes beside others.
     """
 
     def __init__(
@@ -74,17 +67,19 @@ class Turns(Generic[T]):
         self._hurry = hurry
         self._small = small
         self._turns: dict[T, _Turn] = {}
-        self._waiting: deque[_Waiting[T]] = deque()
+        self._waiting: deque[tuple[Future[T], _Turn]] = deque()
         self._paces: deque[float] = deque(maxlen=_REMEMBERED)  # of the last turns, in seconds a byte
         self._slow: set[str] = set()
 
-    def begin(self, client: str, nbytes: int) -> T | Future[T]:
+    def begin(self, client: str, nbytes: int, nearby: bool = False) -> T | Future[T]:
         """What a client's transfer of so many bytes needs, or what to wait for before. Call `end` with it once the transfer is
-        over, or nearly. Raises Overloaded."""
-        if (not self._waiting or client in self._slow) and (given := self._next(client, nbytes)) is not None:
+        over, or nearly. A client that is `nearby`, on this machine, takes nothing from the network. Raises Overloaded."""
+        slow = client in self._slow
+        turn = _Turn(client, nbytes, nbytes > self._small and not nearby and not slow, self._clock(), slow)
+        if (not self._waiting or slow) and (given := self._give_to(turn)) is not None:
             return given
         due: Future[T] = self._loop.create_future()
-        self._waiting.append(_Waiting(due, client, nbytes, self._clock()))
+        self._waiting.append((due, turn))
         self._hurry()
         return due
 
@@ -92,7 +87,7 @@ class Turns(Generic[T]):
         """Call this if nobody waits for a turn any longer."""
         if not due.done():
             due.cancel()
-            self._waiting = deque(waiting for waiting in self._waiting if waiting.due is not due)
+            self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not due)
         elif not due.cancelled() and due.exception() is None:
             self._take_back(due.result())
             self._turns.pop(due.result(), None)
@@ -101,8 +96,8 @@ class Turns(Generic[T]):
     def nearly(self, given: T, nbytes: int) -> Callable[[int], None]:
         """What to call with the bytes of each piece of a transfer of `nbytes`, from any thread. Ends the turn a little before
         the end: the next client's bytes are under way for half a round trip."""
-        left = nbytes - min(AHEAD, nbytes // 4)
-        if given not in self._turns:
+        left, turn = nbytes - min(AHEAD, nbytes // 4), self._turns.get(given)
+        if turn is None or not turn.alone:
             return lambda size: None
 
         def count(size: int) -> None:
@@ -119,7 +114,8 @@ class Turns(Generic[T]):
         if turn is None:
             return
         took = self._clock() - turn.began
-        self._paces.append(took / turn.nbytes)
+        if turn.alone:
+            self._paces.append(took / turn.nbytes)
         if took > self._limit(turn):
             self._slow.add(turn.client)
         else:
@@ -131,7 +127,7 @@ class Turns(Generic[T]):
         if not self._waiting:
             return
         now = self._clock()
-        overdue = now - self._waiting[0].since > LONGEST
+        overdue = now - self._waiting[0][1].began > LONGEST
         for turn in self._turns.values():
             turn.slow = turn.slow or overdue or now - turn.began > self._limit(turn)
         self.serve()
@@ -143,27 +139,28 @@ class Turns(Generic[T]):
     def serve(self) -> None:
         """Begins the transfers whose turn it is. Call it when `give` may have something again."""
         while self._waiting:
-            first = self._waiting[0]
+            due, turn = self._waiting[0]
             try:
-                given = self._next(first.client, first.nbytes)
+                given = self._give_to(turn)
             except Overloaded as error:
-                self._waiting.popleft().due.set_exception(error)
+                self._waiting.popleft()[0].set_exception(error)
                 continue
             if given is None:
                 return
-            self._waiting.popleft().due.set_result(given)
+            self._waiting.popleft()
+            due.set_result(given)
 
     def _limit(self, turn: _Turn) -> float:
-        """Seconds after which a turn is slow."""
-        return PATIENCE * min(self._paces) * turn.nbytes + GRACE if self._paces else FIRST
+        """Seconds after which a transfer is slow."""
+        paced = turn.nbytes > self._small and self._paces
+        return PATIENCE * min(self._paces) * turn.nbytes + GRACE if paced else FIRST
 
-    def _next(self, client: str, nbytes: int) -> T | None:
+    def _give_to(self, turn: _Turn) -> T | None:
         """What a transfer needs, if it may begin; None if it has to wait."""
-        slow, under_way = client in self._slow, sum(turn.slow for turn in self._turns.values())
-        large = nbytes > self._small
-        if large and not slow and len(self._turns) > under_way:
+        if turn.alone and any(other.alone and not other.slow for other in self._turns.values()):
             return None
-        given = self._give(under_way + slow)
-        if given is not None and large:
-            self._turns[given] = _Turn(client, nbytes, self._clock(), slow)
+        given = self._give(turn.slow + sum(other.slow for other in self._turns.values()))
+        if given is not None:
+            turn.began = self._clock()
+            self._turns[given] = turn
         return given

@@ -97,7 +97,7 @@ class LaneServicer:
             call = self._path.calls.begin(connection.stop)
         try:
             yield from connection.handshake()
-            call.transport = connection.transport
+            call.transport, call.nearby = connection.transport, connection.nearby
             lease_id = yield from self._open(call, connection)
             carrier = _Lane(connection, call.region, Lent(self._lock))
             while True:

@@ -41,14 +41,16 @@ class Connection:
         sock: The socket.
         traffic: Where bytes are counted.
         clock: Returns monotonic seconds.
+        nearby: Whether the client is on this machine.
 
     Attributes:
         payload_left: Bytes of the last message's payload that have not been read.
         served: What the reactor knows about it.
     """
 
-    def __init__(self, sock: socket.socket, traffic: Traffic, clock: Callable[[], float]) -> None:
+    def __init__(self, sock: socket.socket, traffic: Traffic, clock: Callable[[], float], nearby: bool = False) -> None:
         self._sock = sock
+        self.nearby = nearby
         self._traffic = traffic
         self._meter = traffic.begin()
         self._clock = clock

@@ -114,7 +114,8 @@ class Lane:
         try:
             sock.setblocking(False)
             tune(sock)
-            if self._certificates is None and sock.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            nearby = sock.family == socket.AF_UNIX or sock.getsockname()[0] == sock.getpeername()[0]
+            if self._certificates is None and not nearby and hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
             if self._certificates is not None and sock.family != socket.AF_UNIX:
                 sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
@@ -125,7 +126,7 @@ class Lane:
             self._logger.warning("can't encrypt a lane", why=str(error))
             sock.close()
             return
-        connection = Connection(sock, self._traffic, self._clock)
+        connection = Connection(sock, self._traffic, self._clock, nearby)
         reactor = self._memory if sock.family == socket.AF_UNIX else self._network
         served = connection.served = Served(sock, self._servicer.serve(connection), reactor.wake)
         self._pending.add(served)
