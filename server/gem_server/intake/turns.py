@@ -19,7 +19,7 @@ from gem_api.errors import Overloaded
 
 T = TypeVar("T")
 SMALL = 1 << 20  # bytes up to which a transfer goes beside others
-LONGEST = 30.0  # seconds that a transfer waits before it begins beside others: its client must not take the server for dead
+LONGEST = 10.0  # seconds that a transfer waits before it begins beside others: its client must not take the server for dead
 PATIENCE = 4.0  # a turn ends after this many times what it would have taken at the best rate of the last turns,
 GRACE = 0.25  # and these seconds
 AHEAD = 4 << 20  # bytes before the end of a transfer, at most, at which the next turn begins
