@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,16 @@ from benchmarks.paper.sequential import score
 Row = dict[str, float]
 Draw = Callable[[int, int, np.random.Generator], list[int]]  # a worker's next batch: its number, the size, random numbers
 STOP = object()
+
+
+class Wire(Protocol):
+    """What the network does to tensors. Both are called once for each commit of a worker, by its number."""
+
+    def down(self, worker: int, theta: Vector) -> Vector:
+        """θ as it arrives at a worker: float32, shape (P,)."""
+
+    def up(self, worker: int, update: Vector) -> Vector:
+        """An update as it arrives at the server: float32, shape (P,)."""
 
 
 class Model:
@@ -50,7 +60,7 @@ class Model:
         """The gradient at θ on these samples of the training data, valid until the next call, and the loss."""
         self._theta.copy_(torch.from_numpy(theta))
         self._gradient.zero_()
-        loss = self._task.loss(self._module, default_collate(self._data.__getitems__(samples)))
+        loss = self._task.loss(self._module, default_collate([self._data[each] for each in samples]))
         loss.backward()
         return self._gradient.numpy(), loss.item()
 
@@ -98,7 +108,7 @@ class _Round:
 def train(
     task: Task, settings: Hyperparameters, turns: Iterable[Turn], workers: int, every: int,
     tell: Callable[[Row], object] = lambda row: None, draw: Draw | None = None,
-    last: Callable[[Model, Vector], Row] = Model.score,
+    last: Callable[[Model, Vector], Row] = Model.score, wire: Wire | None = None,
 ) -> list[Row]:  # fmt: skip
     """Trains; the seed is that of the settings.
 
@@ -111,6 +121,7 @@ def train(
         tell: Called with each row; the run ends early if it returns `STOP`.
         draw: Chooses the samples of a batch; by default from all training data.
         last: Makes what the last row has besides, from the last θ.
+        wire: What θ and updates pass through; by default nothing changes them.
 
     Returns:
         A row for every `every` commits: see `_row`. If training diverged, the last one has a loss that is not finite instead of
@@ -128,9 +139,14 @@ def train(
     for done, turn in enumerate(turns, 1):
         worker = crowd[turn.worker]
         batch = partial(draw, turn.worker, turn.samples, random)
-        update, loss = _update(model, worker, rule, settings, batch)
+        theta_there = worker.buffers[rule.reply_buffer]
+        if wire is not None:
+            theta_there = wire.down(turn.worker, theta_there)
+        update, loss = _update(model, theta_there, worker.base, rule, settings, batch)
         if not np.isfinite(update).all():
             return [*rows, {"version": version, "loss": float("nan")}]
+        if wire is not None:
+            update = wire.up(turn.worker, update)
         now = factor(settings, version)
         then = factor(settings, worker.base - 1) if worker.commits else now
         rule_input = RuleInput(version - worker.base, version, worker.commits, now, len(crowd), shared, eta_change(now, then))
@@ -153,13 +169,13 @@ def train(
 
 
 def _update(
-    model: Model, worker: Worker, rule: UpdateRule, settings: Hyperparameters, batch: Callable[[], list[int]]
+    model: Model, theta: Vector, base: int, rule: UpdateRule, settings: Hyperparameters, batch: Callable[[], list[int]]
 ) -> tuple[Vector, float]:
-    """What a worker commits after its local steps, and their mean loss: the mean of its gradients, or what they moved."""
-    theta = worker.buffers[rule.reply_buffer]
+    """What a worker with θ of version `base` commits after its local steps, and their mean loss: the mean of its gradients, or
+    what they moved."""
     if settings.local_steps == 1 and rule.kind == "gradient":
         return model.gradient(theta, batch())
-    x, total, losses, eta = theta.copy(), np.zeros_like(theta), 0.0, np.float32(rate(settings, worker.base))
+    x, total, losses, eta = theta.copy(), np.zeros_like(theta), 0.0, np.float32(rate(settings, base))
     for _ in range(settings.local_steps):
         gradient, loss = model.gradient(x, batch())
         total += gradient
