@@ -29,6 +29,7 @@ from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
 from gem_server.intake.turns import Turns
 from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.wire_metrics import WireMetrics
 
 DRAINING = "the server is shutting down: try again once it has restarted"
 Reply = pb.CommitResult | Future[Any]  # of a commit: its result, or what to wait for before asking again
@@ -45,6 +46,7 @@ class CommitPath:
         calls: The calls in progress.
         durability: Whether a commit is on the disk.
         turns: Where gradients arrive.
+        wire: Measures how long tensors are on the network.
         clock: Returns monotonic seconds.
         logger: The server's logger.
     """
@@ -55,6 +57,7 @@ class CommitPath:
     calls: Calls
     durability: Durability
     turns: Turns
+    wire: WireMetrics
     clock: Callable[[], float]
     logger: Logger
 

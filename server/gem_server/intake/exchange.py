@@ -24,6 +24,7 @@ from gem_server.core.uploads import Upload
 from gem_server.intake import messages
 from gem_server.intake.calls import Call
 from gem_server.intake.commit_path import CommitPath, Reply
+from gem_server.telemetry.wire_metrics import Way
 
 
 class Carrier(Protocol):
@@ -74,12 +75,15 @@ async def _exchange(path: CommitPath, call: Call, header: Header, message: pb.Co
     while isinstance(reply, Future):  # until it is applied and durable
         await carrier.wait(reply)
         reply = path.reply(lease, header.sequence)
+    began = path.clock()
     await carrier.send(reply, path.core.reply(lease), form)
+    path.wire.carried(Way.DOWN, call.transport, began)
 
 
 async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gradient: Format, carrier: Carrier) -> Reply:
     """Receives a new commit's gradient, when it is its turn, and gives the commit its ticket."""
     path.require_writable()
+    asked = path.clock()
     upload = path.begin_upload(lease)
     if isinstance(upload, Future):
         due = upload
@@ -88,8 +92,10 @@ async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gr
         except BaseException:
             path.turns.give_up(due)
             raise
+    began = path.wire.waited(Way.UP, call.transport, asked)
     try:
         arrived, norm = await _receive(path, lease, gradient, upload, carrier)
+        path.wire.carried(Way.UP, call.transport, began)
         return path.submit(call, lease, header, upload, arrived, norm)
     finally:
         upload.release()
