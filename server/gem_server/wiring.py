@@ -110,7 +110,8 @@ class Parts:
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
         )  # fmt: skip
         self.commit_path = path = CommitPath(
-            core, self.apply_loop, self.progress, calls, durability, self.turns, WireMetrics(self.registry, clock), clock, logger
+            core, self.apply_loop, self.progress, calls, durability, self.turns, WireMetrics(self.registry, clock), clock,
+            logger,
         )  # fmt: skip
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)

@@ -50,6 +50,10 @@ def test_a_tuned_machine_should_change_nothing(tmp_path: Path) -> None:
     assert set(advice(system(tmp_path, **tuned)).values()) == {""}
 
 
+def test_bbr_never_begins_again_with_few_packets(tmp_path: Path) -> None:
+    assert advice(system(tmp_path, tcp_congestion_control="bbr"))["tcp_slow_start_after_idle"] == ""
+
+
 def test_a_congestion_control_that_is_not_loaded_is_loaded_first(tmp_path: Path) -> None:
     folder = system(tmp_path, tcp_available_congestion_control="reno cubic")
     assert "modprobe tcp_bbr" in advice(folder)["tcp_congestion_control"]

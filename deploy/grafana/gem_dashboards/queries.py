@@ -55,7 +55,8 @@ def by_direction(metric: str, prefix: str) -> tuple[Query, ...]:
     """The median and the 99 % quantile of a histogram of all servers, for each way on the network."""
     buckets = f"sum by (le, direction) ({rate_of_all(metric + '_bucket')})"
     return tuple(
-        Query(f"histogram_quantile({share}, {buckets})", f"{prefix}{{{{direction}}}}, {100 * share:g} %") for share in (0.5, 0.99)
+        Query(f"histogram_quantile({share}, {buckets})", f"{prefix}{{{{direction}}}}, {100 * share:g} %")
+        for share in (0.5, 0.99)
     )
 
 

@@ -41,32 +41,39 @@ def kernel_settings(folder: Path = FOLDER) -> list[KernelSetting]:
 def _known(folder: Path) -> Iterator[KernelSetting]:
     for name, judge in _JUDGES.items():
         try:
-            value = " ".join((folder / "ipv4" / name).read_text().split())
+            value = _text(folder, name)
             advice, why = judge(value, folder)
         except (OSError, ValueError):  # another system, or a kernel that writes it differently
             continue
         yield KernelSetting(f"net.ipv4.{name}", value, advice, why)
 
 
+def _text(folder: Path, name: str) -> str:
+    return " ".join((folder / "ipv4" / name).read_text().split())
+
+
 def _slow_start(value: str, folder: Path) -> tuple[str, str]:
-    why = (
-        "with 1, a connection that has sent nothing for about 0.2 s begins again with ten packets, and takes many round trips "
+    if value == "0":
+        return "", "a connection goes on at its rate after a pause"
+    if _text(folder, "tcp_congestion_control") == "bbr":
+        return "", "bbr goes on at its rate after a pause, whatever this setting"
+    return "0", (
+        "with 1, a connection that has sent nothing for about 0.2 s begins again with few packets, and takes many round trips "
         "to fill a far link; a worker's pauses at each commit, while it computes or receives θ"
     )
-    return "" if value == "0" else "0", why
 
 
 def _congestion_control(value: str, folder: Path) -> tuple[str, str]:
     if value == "bbr":
         return "", (
             "bbr keeps its rate if packets are lost. But if round trips take less than about 1 ms, set it to cubic: there "
-            "acknowledgements wait behind the other direction's data, bbr takes that for a slow network, and its rate collapses"
+            "acknowledgements wait behind the other direction's data, bbr takes that for a slow network, and its rate can "
+            "collapse"
         )
-    available = (folder / "ipv4" / "tcp_available_congestion_control").read_text().split()
-    load = "" if "bbr" in available else " (first: modprobe tcp_bbr)"
+    load = "" if "bbr" in _text(folder, "tcp_available_congestion_control").split() else " (first: modprobe tcp_bbr)"
     return f"bbr, if round trips take more than about 1 ms{load}", (
-        f"{value} takes each lost packet for a full network, so that one lost in a hundred leaves it a small part of a far link; "
-        "bbr does not"
+        f"{value} takes each lost packet for a full network, so that one lost in a hundred leaves it a small part of a far "
+        "link; bbr does not"
     )
 
 
