@@ -34,6 +34,7 @@ from safetensors.numpy import save
 
 from gem_ctl import output, ranges, text
 from gem_ctl.backup import BackupFailed, copy_checkpoint
+from gem_ctl.doctor import doctor
 from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_ctl.planning.command import plan_run
 from gem_ctl.track.follow import Follower
@@ -223,6 +224,7 @@ def status(target: Target, as_json: bool, watch: bool) -> None:
 
 
 main.add_command(plan_run)
+main.add_command(doctor)
 
 
 @main.command(short_help="Saves the model as a safetensors file.")

@@ -13,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 from gem_api.errors import CheckpointFailed, Overloaded
+from gem_api.process.addresses import is_loopback
+from gem_api.process.kernel_network import kernel_settings
 from gem_api.process.logs import Logger
 
 from gem_server.background import start_chore
@@ -185,12 +187,22 @@ class Server:
         lane, exposed = config.lane_address, config.metrics_listen
         for what, how_to_close in what_is_open(config.listen, lane, exposed, config.tokens, config.tls):
             self._logger.warning(f"OPEN: {what}", close=how_to_close)
+        self._log_kernel_settings()
         self._logger.info(
             "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=self.parts.lane.address or "off",
             metrics=http or "none", page=f"http://{http}/" if http else "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
             rule=core.settings.rule,
         )  # fmt: skip
+
+    def _log_kernel_settings(self) -> None:
+        """Names the kernel's settings that slow commits of other machines down, if other machines can reach this one."""
+        reachable = not all(map(is_loopback, filter(None, (self._config.listen, self._config.lane_address))))
+        slow = [setting.name for setting in kernel_settings() if setting.advice] if reachable else []
+        if slow:
+            self._logger.info(
+                "this machine's kernel may slow commits down on a network: gem-ctl doctor says what to set", settings=slow
+            )
 
     def _note_completion(self) -> None:
         """Says once that the run is complete, when its workers have left."""

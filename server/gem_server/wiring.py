@@ -32,6 +32,7 @@ from gem_server.telemetry.history import open_history
 from gem_server.telemetry.metrics import Metrics, ServerRegistry
 from gem_server.telemetry.progress import Progress, Traffic
 from gem_server.telemetry.run_view import RunView
+from gem_server.telemetry.wire_metrics import WireMetrics
 
 Clock = Callable[[], float]
 
@@ -88,8 +89,9 @@ class Parts:
             opened.callback(self.history.close)
         self.progress, self.traffic = _new_progress(core, clock()), Traffic()
         self.metrics = Metrics(
-            self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at
-        )
+            self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at,
+            lane=bool(listener.port),
+        )  # fmt: skip
         observers = [self.progress.applied, self.metrics.applied, *([self.history.applied] if self.history else [])]
         self.apply_loop = ApplyLoop(core, clock, observers)
 
@@ -110,7 +112,8 @@ class Parts:
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
         )  # fmt: skip
         self.commit_path = path = CommitPath(
-            core, self.apply_loop, self.progress, calls, durability, self.uploads, self.replies, clock, logger
+            core, self.apply_loop, self.progress, calls, durability, self.uploads, self.replies,
+            WireMetrics(self.registry, clock), clock, logger,
         )  # fmt: skip
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gem_ctl.planning.outcome import Outcome, outcome
 from gem_ctl.planning.plan import Costs, Setup, plan
-from gem_ctl.planning.scenario import Scenario, Slow, speeds, times
+from gem_ctl.planning.scenario import FILLED, Scenario, Slow, speeds, times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,18 +155,32 @@ def test_latency_adds_to_the_cycle_and_the_link_limits_the_rate() -> None:
     setup = replace(SETUP, workers=1)
     up = down = plan(setup, COSTS).commit_bytes / 2
     cycle = 1 / plan(setup, COSTS).commits_per_second
-    far = simulated(setup, spread=0.0, latency=0.25, bandwidth=up)
+    far = simulated(setup, spread=0.0, latency=0.25, bandwidth=up / FILLED)
     assert far.commits_per_second == pytest.approx(1 / (cycle + 2 * 0.25 + (up + down) / up))
-    crowded = simulated(replace(SETUP, workers=1000), bandwidth=up)
+    crowded = simulated(replace(SETUP, workers=1000), bandwidth=up / FILLED)
     assert crowded.commits_per_second == pytest.approx(1.0, rel=0.01), "a link that carries one commit a second"
     assert crowded.load < 0.02
+
+
+@pytest.mark.parametrize(
+    ("parameters", "rtt", "workers", "measured"),
+    [
+        (25_000_000, 0.0, 2, 704), (25_000_000, 0.0, 4, 768), (25_000_000, 0.02, 2, 800), (25_000_000, 0.02, 4, 800),
+        (1_000_000, 0.02, 2, 616),
+    ],
+)  # fmt: skip
+def test_a_link_of_1_gbit_s_carries_what_was_measured(parameters: int, rtt: float, workers: int, measured: float) -> None:
+    """In Mbit/s in each direction, by `python -m benchmarks.network`, float32 and no compute."""
+    setup = Setup(parameters=parameters, workers=workers, compute_seconds=0.0)
+    of = outcome(Scenario(setup, spread=0.0, latency=rtt / 2, bandwidth=125e6), max_commits=1000)
+    assert 32e-6 * parameters * of.commits_per_second == pytest.approx(measured, rel=0.15)
 
 
 def test_servers_have_a_link_each() -> None:
     setup = Setup(parameters=40_000, workers=1000, compute_seconds=0.1)
     up = plan(setup, COSTS).commit_bytes / 2
     for servers in (1, 4):
-        crowded = simulated(replace(setup, servers=servers), bandwidth=up)
+        crowded = simulated(replace(setup, servers=servers), bandwidth=up / FILLED)
         assert crowded.commits_per_second == pytest.approx(servers, rel=0.01)
 
 

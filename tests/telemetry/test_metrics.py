@@ -20,6 +20,7 @@ from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.metrics import MAX_TENSORS, Metrics
 from gem_server.telemetry.progress import Evaluation, Progress, Traffic
+from gem_server.telemetry.wire_metrics import WireMetrics
 from gem_worker.process.metrics import WorkerMetrics
 from kit.core import SMALL, commit, header, make_core, start
 from prometheus_client import CollectorRegistry, generate_latest
@@ -70,7 +71,8 @@ class Watched:
 def watched(layout: Layout = SMALL, **settings: Any) -> Watched:
     core = make_core(Hyperparameters(**settings), memory_limit=10**9)
     registry, progress, traffic = CollectorRegistry(), Progress(started=0.0), Traffic()
-    metrics = Metrics(registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at)
+    metrics = Metrics(registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True)
+    WireMetrics(registry, lambda: 0.0)
     watch = Watched(core, progress, traffic, registry, metrics)
     start(core, ["ann", "bob"], layout)
     return watch
@@ -127,6 +129,17 @@ def test_commits_are_counted_by_how_they_came_and_all_ways_are_there_from_the_st
     for transport in ("memory", "grpc", "grpc"):
         watch.progress.record_transport("ann", transport)
     assert watch.values("gem_commits_received_total", "transport") == {"memory": 1, "tcp": 0, "tls": 0, "grpc": 2}
+
+
+def test_workers_over_grpc_are_counted_until_they_are_back_on_the_lane_or_leave() -> None:
+    watch = watched()
+    for worker, transport in (("ann", "grpc"), ("bob", "grpc"), ("eve", "memory"), ("dan", "tls")):
+        watch.progress.record_transport(worker, transport)
+    assert watch.value("gem_fallen_back_workers") == 2
+    watch.progress.record_transport("ann", "tcp")
+    assert watch.value("gem_fallen_back_workers") == 1
+    watch.progress.forget("bob")
+    assert watch.value("gem_fallen_back_workers") == 0
 
 
 def test_leases_ended_are_counted_by_reason_and_all_reasons_are_there_from_the_start() -> None:

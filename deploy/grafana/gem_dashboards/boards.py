@@ -16,6 +16,7 @@ from gem_dashboards.queries import (
     WINDOW,
     WORKERS,
     all_of,
+    by_direction,
     each_worker,
     heatmap,
     mean,
@@ -372,6 +373,16 @@ SERVER = Dashboard(
                 Query(f"sum({rate_of_all('gem_sent_bytes_total')})", "sent"),
             ),
             "Bps",
+        ),
+        Panel(
+            "Time on the network",
+            "Of half of the commits, and of 99 of 100. up: from a gradient's first byte, once it is its turn, to its last. "
+            "down: until the system has taken all of θ. turn: the wait before, as large tensors go one at a time. Good: up and "
+            "down near their bytes ÷ bandwidth; turns grow with the number of workers. If 99 % is far above 50 %, packets are "
+            "lost, or a machine is slow. Of several servers: all together.",
+            (*by_direction("gem_commit_wire_seconds", ""), *by_direction("gem_commit_turn_wait_seconds", "turn, ")),
+            "s",
+            log=True,
         ),
         Panel(
             "Commits by transport",

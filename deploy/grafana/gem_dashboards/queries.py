@@ -51,6 +51,15 @@ def quantiles(rates: str, *shares: float) -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", f"{100 * share:g} %") for share in shares)
 
 
+def by_direction(metric: str, prefix: str) -> tuple[Query, ...]:
+    """The median and the 99 % quantile of a histogram of all servers, for each way on the network."""
+    buckets = f"sum by (le, direction) ({rate_of_all(metric + '_bucket')})"
+    return tuple(
+        Query(f"histogram_quantile({share}, {buckets})", f"{prefix}{{{{direction}}}}, {100 * share:g} %")
+        for share in (0.5, 0.99)
+    )
+
+
 def number(title: str, description: str, expr: str, unit: str = "short", limits: Limits | None = None) -> Panel:
     return Panel(title, description, (Query(expr),), unit, Kind.NUMBER, limits=limits)
 

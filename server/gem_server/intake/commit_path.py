@@ -30,6 +30,7 @@ from gem_server.intake.calls import Call, Calls
 from gem_server.intake.turns import Turns
 from gem_server.intake.uploads import Uploads
 from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.wire_metrics import WireMetrics
 
 DRAINING = "the server is shutting down: try again once it has restarted"
 Reply = pb.CommitResult | Future[Any]  # of a commit: its result, or what to wait for before asking again
@@ -47,6 +48,7 @@ class CommitPath:
         durability: Whether a commit is on the disk.
         uploads: Where gradients arrive.
         replies: The turns of θ on its way to workers.
+        wire: Measures how long tensors are on the network.
         clock: Returns monotonic seconds.
         logger: The server's logger.
     """
@@ -58,6 +60,7 @@ class CommitPath:
     durability: Durability
     uploads: Uploads
     replies: Turns[object]
+    wire: WireMetrics
     clock: Callable[[], float]
     logger: Logger
 

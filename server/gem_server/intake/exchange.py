@@ -25,6 +25,7 @@ from gem_server.intake import messages
 from gem_server.intake.calls import Call
 from gem_server.intake.commit_path import CommitPath, Reply
 from gem_server.intake.turns import Turns
+from gem_server.telemetry.wire_metrics import Way
 
 T = TypeVar("T")
 
@@ -87,9 +88,12 @@ async def _answer(
     sent = path.theta_format(lease, message, form)
     reply.theta_dtype = sent.dtype
     nbytes = sent.nbytes(path.core.central.size)
+    asked = path.clock()
     turn = await _turn(path.replies, path.replies.begin(lease.lease_id, nbytes, call.nearby), carrier)
     try:
+        began = path.wire.waited(Way.DOWN, call.transport, asked)
         await carrier.send(reply, path.core.reply(lease), sent)
+        path.wire.carried(Way.DOWN, call.transport, began)
     finally:
         path.replies.end(turn)
 
@@ -109,9 +113,12 @@ async def _turn(turns: Turns[T], given: T | Future[T], carrier: Carrier) -> T:
 async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gradient: Format, carrier: Carrier) -> Reply:
     """Receives a new commit's gradient, when it is its turn, and gives the commit its ticket."""
     path.require_writable()
+    asked = path.clock()
     upload = await _turn(path.uploads, path.begin_upload(call, lease), carrier)
+    began = path.wire.waited(Way.UP, call.transport, asked)
     try:
         arrived, norm = await _receive(path, lease, gradient, upload, carrier)
+        path.wire.carried(Way.UP, call.transport, began)
         return path.submit(call, lease, header, upload, arrived, norm)
     finally:
         upload.release()

@@ -46,6 +46,7 @@ class Metrics(Collector):
         traffic: Read at each scrape.
         queue_length: Returns the number of commits that wait; called at each scrape.
         wall: Converts monotonic seconds to Unix seconds.
+        lane: Whether workers on other machines can commit on a lane.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class Metrics(Collector):
         traffic: Traffic,
         queue_length: Callable[[], int],
         wall: Callable[[float], float],
+        lane: bool = False,
     ) -> None:
         self._core = core
         self._progress = progress
         self._traffic = traffic
         self._queue_length = queue_length
         self._wall = wall
+        self._lane = lane
         self._pi = PiHistogram()
         self._versions = {"version": __version__, "python": python_version(), **{name: version(name) for name in _PACKAGES}}
         self._staleness = Histogram(
@@ -138,6 +141,9 @@ class Metrics(Collector):
         yield _counter("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)
         quarantined = len(self._core.quarantine.held)
         yield _gauge("gem_quarantined_workers", "Workers in quarantine: they may not register.", quarantined)
+        fallen_back = self._lane and sum(each.transport == "grpc" for each in self._progress.workers.copy().values())
+        help_ = "Workers whose last commit came over gRPC, although the lane has a port; 0 without a port."
+        yield _gauge("gem_fallen_back_workers", help_, fallen_back)
 
     def _resources(self) -> Iterator[Metric]:
         memory = self._core.memory
@@ -232,21 +238,51 @@ class Histogram:
         name: The metric's name.
         help_: Its description.
         bounds: The buckets' upper bounds, included, lowest first.
+
+    Attributes:
+        total: The sum of the values.
     """
 
     def __init__(self, name: str, help_: str, bounds: Sequence[float]) -> None:
         self._name, self._help, self._bounds = name, help_, bounds
         self._labels = [*(str(float(bound)) for bound in bounds), "+Inf"]
         self._counts = [0] * len(self._labels)
-        self._sum = 0.0
+        self.total = 0.0
 
     def add(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.total += value
 
     def collect(self) -> HistogramMetricFamily:
-        buckets = list(zip(self._labels, accumulate(self._counts.copy()), strict=True))
-        return HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
+        return HistogramMetricFamily(self._name, self._help, buckets=self.buckets(), sum_value=self.total)
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """How many values are at most each bound."""
+        return list(zip(self._labels, accumulate(self._counts.copy()), strict=True))
+
+
+class LabelledHistogram:
+    """A `Histogram` for each value of a label.
+
+    Args:
+        name, help_, bounds: As of `Histogram`.
+        label: The label's name.
+        values: Its values.
+    """
+
+    def __init__(self, name: str, help_: str, bounds: Sequence[float], label: str, values: Iterable[str]) -> None:
+        self._family = name, help_, label
+        self._each = {value: Histogram(name, help_, bounds) for value in values}
+
+    def add(self, of: str, value: float) -> None:
+        self._each[of].add(value)
+
+    def collect(self) -> HistogramMetricFamily:
+        name, help_, label = self._family
+        family = HistogramMetricFamily(name, help_, labels=[label])
+        for value, histogram in self._each.items():
+            family.add_metric([value], histogram.buckets(), histogram.total)
+        return family
 
 
 class PiHistogram:
