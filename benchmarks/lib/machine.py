@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import ssl
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -69,6 +70,7 @@ def description() -> dict[str, str | int]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "openssl": ssl.OPENSSL_VERSION,
     }
 
 

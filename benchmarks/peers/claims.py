@@ -39,6 +39,7 @@ CLAIMS = (
     _claim("shared memory against the best peer's plain add", "ours-shm", _peer("add"), 2, 1.8, 2.8),
     _claim("TCP float32 against the best TCP peer with GEM", "ours-tcp", _peer("gem", "tcp"), 4, 2.5, 3),
     _claim("TCP float32 against a raw TCP echo", "ours-tcp", lambda rows: rows.get("tcp-echo"), 0.6, 0.75, 0.7),
+    _claim("TLS float32 against TCP float32", "ours-tls", lambda rows: rows.get("ours-tcp"), 0.7, 0.7),
     _claim("TCP bfloat16 against TCP float32", "ours-tcp-bf16", lambda rows: rows.get("ours-tcp"), 1.5, 1.6),
 )
 

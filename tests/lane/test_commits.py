@@ -8,8 +8,9 @@ import ssl
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -18,6 +19,9 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
+from gem_server.lane.connection import Connection, PeerLeft
+from gem_server.lane.reactor import Wait
+from gem_server.telemetry.progress import Traffic
 from kit.certificates import Encryption
 from kit.raw_client import SMALL, CommitStream, Stream, Theta, Wire, Worker, chunk, received_bytes, theta_bits, wired
 from kit.raw_lane import COMMIT, PREFIX, RawLane, committed, header, hello, message, offer, opened
@@ -89,6 +93,40 @@ def test_a_header_may_have_64_kib(live: Live, worker: Worker, lane: RawLane) -> 
     assert len(text) == 64 << 10
     lane.send(message(COMMIT, text, 4 * P), worker.gradient(1.0).tobytes())
     assert worker.took(lane.answer())[0].version == 1
+
+
+class Records:
+    """A TLS socket: it hands out one record in a call, waits at None, and has ended after the last one."""
+
+    family = socket.AF_INET
+
+    def __init__(self, *records: bytes | None) -> None:
+        self.records = list(records)
+
+    def recv_into(self, into: memoryview) -> int:
+        record = self.records.pop(0) if self.records else b""
+        if record is None:
+            raise ssl.SSLWantReadError
+        into[: len(record)] = record
+        return len(record)
+
+
+def reading(*records: bytes | None) -> tuple[list[Any], bytes, int]:
+    """Reads five bytes: what that waits for, what comes, and how many bytes are counted."""
+    traffic, into = Traffic(), memoryview(bytearray(5))
+    waits: list[Any] = []
+    with suppress(PeerLeft):
+        waits.extend(Connection(Records(*records), traffic, lambda: 0.0).read(into))  # type: ignore[arg-type]
+        waits.append("whole")
+    return waits, bytes(into), traffic.received
+
+
+def test_encrypted_records_are_read_without_a_wait_between_two_that_have_come() -> None:
+    assert reading(b"ab", b"cd", None, b"e", b"next") == ([Wait.READ, "whole"], b"abcde", 5)
+
+
+def test_an_end_behind_a_record_is_noticed() -> None:
+    assert reading(b"ab", b"cd") == ([], b"abcd\0", 4)
 
 
 # -- messages that are wrong

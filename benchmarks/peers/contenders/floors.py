@@ -21,6 +21,7 @@ from gem_server.rules import base
 from gem_server.rules.gem import Gem
 
 from benchmarks.peers.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.encryption import encrypted, make_certificate
 
 _PATH = "/benchmark.Echo/Echo"
 _HEADER = bytes(120)  # about the size of a commit's header, and of its result; the first frame begins with it
@@ -104,24 +105,25 @@ async def _serve_echo(place: Place, ready: Event) -> None:
     await server.wait_for_termination()
 
 
-class TcpEcho(OwnProcess):
-    """A plain socket and one thread for each worker: P floats are received into one buffer and sent back from it."""
+class SocketEcho(OwnProcess):
+    """A socket, plain or TLS, and one thread for each worker: P floats are received into one buffer and sent back from it."""
 
     kind: ClassVar[str] = "floor"
     buffers: ClassVar[int] = 3
 
     def serve(self, place: Place, ready: Event) -> None:
+        if self.transport == "tls":
+            make_certificate(place)
         with socket.create_server((HOST, place.port), backlog=place.workers) as listener:
             ready.set()
             while True:
                 connection, _ = listener.accept()
-                threading.Thread(target=_echo, args=(connection, place), daemon=True).start()
+                threading.Thread(target=self._echo, args=(connection, place), daemon=True).start()
 
     @contextmanager
     def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         outgoing, theta = gradient(place, index), np.empty(place.parameters, np.float32)
-        with socket.create_connection((HOST, place.port)) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._tuned(socket.create_connection((HOST, place.port)), place, server_side=False) as connection:
 
             def round_trip() -> Any:
                 connection.sendall(bytes_of(outgoing))
@@ -130,12 +132,15 @@ class TcpEcho(OwnProcess):
 
             yield round_trip
 
+    def _echo(self, accepted: socket.socket, place: Place) -> None:
+        connection = self._tuned(accepted, place, server_side=True)
+        buffer = memoryview(bytearray(4 * place.parameters))
+        while receive(connection, buffer):
+            connection.sendall(buffer)
 
-def _echo(connection: socket.socket, place: Place) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    buffer = memoryview(bytearray(4 * place.parameters))
-    while receive(connection, buffer):
-        connection.sendall(buffer)
+    def _tuned(self, sock: socket.socket, place: Place, server_side: bool) -> socket.socket:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return encrypted(sock, place, server_side) if self.transport == "tls" else sock
 
 
 def receive(connection: socket.socket, into: memoryview) -> bool:
@@ -153,5 +158,6 @@ GRPC_ECHO = GrpcEcho("grpc-echo", "floor: bare gRPC echo", "none")
 FLOORS = (
     FusedPass("fused-pass", "floor: fused pass alone", transport="-"),
     GRPC_ECHO,
-    TcpEcho("tcp-echo", "floor: raw TCP echo", "none"),
+    SocketEcho("tcp-echo", "floor: raw TCP echo", "none"),
+    SocketEcho("tls-echo", "floor: raw TLS echo", "none", "tls"),
 )

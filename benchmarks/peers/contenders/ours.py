@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +13,7 @@ from gem_worker.launcher.cluster import free_port
 
 from benchmarks.lib.processes import server
 from benchmarks.peers.contenders.base import HOST, Contender, ContenderFailedError, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.encryption import certificate, make_certificate
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,10 @@ class Ours(Contender):
     def server(self, place: Place) -> Iterator[list[int]]:
         lane = "off" if self.transport == "grpc" else f"{HOST}:{free_port()}"
         options = []
-        certificate = _certificate(place) if self.transport == "tls" else None
-        if certificate is not None:
-            options += [f"--tls-cert={certificate}", f"--tls-key={certificate}"]
-        with server(self.rule, place.port, *options, tls_ca=certificate, lane_listen=lane) as (_, pid):
+        pem = make_certificate(place) if self.transport == "tls" else None
+        if pem is not None:
+            options += [f"--tls-cert={pem}", f"--tls-key={pem}"]
+        with server(self.rule, place.port, *options, tls_ca=pem, lane_listen=lane) as (_, pid):
             yield [pid]
 
     @contextmanager
@@ -43,7 +41,7 @@ class Ours(Contender):
         shared = self.transport == "shm"
         options: dict[str, Any] = {"gradient_dtype": self.gradient_dtype, "theta_dtype": self.theta_dtype}
         if self.transport == "tls":
-            options["tls_ca"] = _pem(place)
+            options["tls_ca"] = certificate(place)
         with connect(place.address, name=f"worker-{index}", shared_memory=shared, **options) as session:
             session.join({"theta": np.zeros(place.parameters, np.float32)})
             if session.transport != {"shm": "memory"}.get(self.transport, self.transport):
@@ -53,28 +51,11 @@ class Ours(Contender):
             yield lambda: session.commit(mine).theta
 
 
-def _pem(place: Place) -> Path:
-    return place.log.parent / "tls.pem"
-
-
-def _certificate(place: Place) -> Path:
-    """Makes a certificate for the loopback interface, in one file with its key. Raises ContenderFailedError."""
-    pem = _pem(place)
-    command = shlex.split("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=benchmark")
-    command += ["-addext", f"subjectAltName=IP:{HOST}", "-keyout", str(pem), "-out", "-"]
-    try:
-        made = subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ContenderFailedError(f"the openssl command made no certificate: {error}") from None
-    with pem.open("ab") as file:
-        file.write(made.stdout)
-    return pem
-
-
 OURS = (
     Ours("ours-shm", "this server, shared memory", "gem", "shm", "fused-pass"),
     Ours("ours-tcp", "this server, TCP float32", "gem", "tcp", "tcp-echo"),
-    Ours("ours-tls", "this server, TLS float32", "gem", "tls", "tcp-echo"),
+    Ours("ours-tls", "this server, TLS float32", "gem", "tls", "tls-echo"),
+    Ours("ours-tls-bf16", "this server, TLS bfloat16 both ways", "gem", "tls", None, "bfloat16", "bfloat16"),
     Ours("ours-grpc", "this server, gRPC float32", "gem", "grpc", "grpc-echo"),
     Ours("ours-tcp-bf16", "this server, TCP bfloat16 both ways", gradient_dtype="bfloat16", theta_dtype="bfloat16"),
     Ours("ours-tcp-int8", "this server, TCP int8 up, bfloat16 down", gradient_dtype="int8", theta_dtype="bfloat16"),

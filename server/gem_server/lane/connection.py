@@ -71,34 +71,38 @@ class Connection:
         ahead = min(len(into), len(self._ahead))
         if ahead:
             into[:ahead], self._ahead = self._ahead[:ahead], self._ahead[ahead:]
-            self.payload_left = max(0, self.payload_left - ahead)
-            into = into[ahead:]
-        while into:
-            count = yield from self._read_some(into)
-            self.payload_left = max(0, self.payload_left - count)
-            into = into[count:]
+        yield from self._receive(into[ahead:], len(into) - ahead)
+        self.payload_left = max(0, self.payload_left - len(into))
 
-    def _read_some(self, into: memoryview) -> Waits[int]:
-        while not self._stopped:
+    def _receive(self, into: memoryview, least: int) -> Waits[int]:
+        """Receives at least so many bytes, and returns how many. Raises PeerLeft."""
+        receive, received = self._sock.recv_into, 0
+        while received < least:
+            if self._stopped:
+                raise PeerLeft
+            before, wait = received, None
             try:
-                count = self._sock.recv_into(into)
+                # TLS hands out one record in a call, 16 KiB at most. So nothing else is done for each.
+                while received < least and (count := receive(into[received:])):
+                    received += count
             except (BlockingIOError, ssl.SSLWantReadError):
-                yield Wait.READ
-                continue
+                wait = Wait.READ
             except ssl.SSLWantWriteError:
-                yield Wait.WRITE
-                continue
+                wait = Wait.WRITE
             except OSError as error:
                 raise PeerLeft from error
-            if not count:
-                raise PeerLeft
-            self._meter.received += count
-            self._progressed()
-            self._moved += count
+            finally:
+                self._meter.received += received - before
+            if received > before:
+                self._progressed()
+                self._moved += received - before
             if self._moved >= TURN_BYTES:
                 yield from self._turn()
-            return count
-        raise PeerLeft
+            elif wait is not None:
+                yield wait
+            elif received < least:
+                raise PeerLeft  # the client has closed its end
+        return received
 
     def write(self, *parts: bytes | memoryview) -> Waits[None]:
         """Sends all parts, one after the other. Raises PeerLeft."""
@@ -224,7 +228,8 @@ class Connection:
         self._moved = 0
         # No client of ours sends a message before the last one is answered: one that does has others served in between.
         yield Wait.TURN if received or self._pending() else Wait.READ
-        received = yield from self._at_least(PREFIX_BYTES, self._room, received)
+        # More than is needed, if it has come: a system call costs more than the copy of the few bytes too many.
+        received += yield from self._receive(self._room[received:], PREFIX_BYTES - received)
         prefix = parse_prefix(self._room[:PREFIX_BYTES])
         if prefix.kind not in expected:
             names = " or ".join(kind.name for kind in expected)
@@ -233,16 +238,9 @@ class Connection:
         if end > len(room):
             room = memoryview(bytearray(end))
             room[:received] = self._room[:received]
-        received = yield from self._at_least(end, room, received)
+        received += yield from self._receive(room[received:], end - received)
         self._ahead, self.payload_left = room[end:received], prefix.payload
         return prefix.kind, prefix.payload, parse_header(room[PREFIX_BYTES:end], expected[prefix.kind])
-
-    def _at_least(self, size: int, room: memoryview, received: int) -> Waits[int]:
-        """Reads until the room holds `size` bytes, of which it has `received`. Returns how many it holds then, which may be
-        more: a system call costs more than the copy of the few bytes too many."""
-        while received < size:
-            received += yield from self._read_some(room[received:])
-        return received
 
     def _pending(self) -> int:
         """Bytes that TLS holds, so that no wait on the socket would notice them."""
