@@ -153,7 +153,7 @@ def prune(store: Store, run_id: str, keep: int) -> list[str]:
     names. Raises BackupFailed."""
     found = find(store)
     whole = sorted(name for name, backup in found.items() if backup.complete and backup.run_id == run_id)
-    old = [name for name in sorted(found) if found[name].run_id == run_id and name < whole[-keep]] if len(whole) > keep else []
+    old = [name for name in sorted(found) if found[name].run_id == run_id and name < whole[-keep]] if len(whole) >= keep else []
     for name in old:
         for path in found[name].states[:1]:
             store.remove(path)  # first: then what is left does not count

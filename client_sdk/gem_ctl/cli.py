@@ -6,13 +6,13 @@ import errno
 import json
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from time import time
 from typing import Any, cast
 
 import click
@@ -377,7 +377,7 @@ def checkpoint(target: Target, to: str | None) -> None:
             for index, (one, each) in enumerate(zip(admins, written, strict=True))
         ]
         run_id = checkpoints[0].state["run_id"]
-        name = backup.name_of(run_id, time.time())
+        name = backup.name_of(run_id, time())
         backup.write(store, name, checkpoints)
         click.echo(f"copied to {printable(f'{store}/{name}')}")
         for old in backup.prune(store, run_id, target.backup_keep) if target.backup_keep else ():

@@ -13,6 +13,7 @@ from gem_ctl.backup import FILES, STATE, Backup, checked, find, parsed, progress
 from gem_ctl.stores import BackupFailed, Folder, Store, sync
 
 _SCRATCH = ".restoring"
+_OF_A_START = {".lock", "commits.csv"}  # a server without a run makes them; one that resumes puts another run's history aside
 
 
 @dataclass
@@ -90,10 +91,10 @@ def _state(store: Store, path: str) -> dict[str, Any]:
 
 
 def _require_empty(folder: Path) -> None:
-    """Raises BackupFailed if there is a file in a folder, except for what a server or an attempt to restore left there."""
+    """Raises BackupFailed if a folder has a file that neither a server without a run nor an attempt to restore left there."""
     for path in folder.rglob("*"):
         below = path.relative_to(folder)
-        if path.is_file() and path.name != ".lock" and _SCRATCH not in below.parts:
+        if path.is_file() and path.name not in _OF_A_START and _SCRATCH not in below.parts:
             raise BackupFailed(f"{folder} is not empty, it has {below}: name another folder, or move it away")
 
 

@@ -156,7 +156,7 @@ class ObjectStore:
 def _missing(protocol: str, error: ImportError) -> str:
     """What to install for a protocol of fsspec."""
     if protocol in ("s3", "s3a"):
-        return f"{protocol}:// needs {error.name or 's3fs'}, which is not installed: {install('s3')}"
+        return f"{protocol}:// needs {(error.name or 's3fs').partition('.')[0]}, which is not installed: {install('s3')}"
     return f"{protocol}:// needs a library of fsspec that is not installed: {error}"
 
 
