@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from gem_ctl.stores import BackupFailed
+from gem_ctl.backups.stores import BackupFailed
 from gem_server.durability import checkpoint
 from simulation.client import Request, Response
 from simulation.everywhere import Everywhere

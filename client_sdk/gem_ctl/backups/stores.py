@@ -145,9 +145,13 @@ class ObjectStore:
                 file.write(piece)
 
     def remove(self, path: str) -> None:
-        with _failing(f"remove {self}/{path}", self._HINT), suppress(FileNotFoundError):
+        with _failing(f"remove {self}/{path}", self._HINT):
             self._fs.invalidate_cache()
-            self._fs.rm(self._path(path), recursive=True)
+            with suppress(FileNotFoundError):
+                self._fs.rm(self._path(path), recursive=True)
+            self._fs.invalidate_cache()
+            if self._fs.find(self._path(path)):  # s3fs does not raise if the store refuses to delete
+                raise PermissionError("it is still there")
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gem_ctl.backup import FILES, STATE, Backup, checked, find, parsed, progress
-from gem_ctl.stores import BackupFailed, Folder, Store, sync
+from gem_ctl.backups.backup import FILES, STATE, Backup, checked, find, parsed, progress
+from gem_ctl.backups.stores import BackupFailed, Folder, Store, sync
 
 _SCRATCH = ".restoring"
 _OF_A_START = {".lock", "commits.csv"}  # a server without a run makes them; one that resumes puts another run's history aside

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
 import click
 
-from gem_ctl.stores import BackupFailed, Store
+from gem_ctl.backups.stores import BackupFailed, Store
 
 STATE, FILES = "state.json", ("model.safetensors", "workers.safetensors")
 CHECKPOINT = r"checkpoint-\d{12}-\d{4,}"
@@ -77,7 +77,7 @@ def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple
     folder = path.rpartition("/")[2]
     if hashlib.sha256(content).digest() != sha256 or not re.fullmatch(CHECKPOINT, folder):
         raise BackupFailed(f"{path} was changed after it was written: check the server's disk")
-    rest = (piece for group in ([first] if first else [], pieces) for piece in group)
+    rest = chain([first] if first else [], pieces)
     return RangeCheckpoint(folder if index is None else f"range-{index}/{folder}", content, parsed(content, path), rest)
 
 
