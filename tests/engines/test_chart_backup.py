@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import helm_python
+import kubernetes_validate
 import pytest
+import yaml
 from click.testing import CliRunner
-from engines.chart import Object, environment, found, objects, rendered, values_of
+from engines.chart import ROOT, Object, environment, found, objects, rendered, values_of
 from gem_client import connect
 from gem_ctl.backups import backup
+from gem_ctl.backups.command import restore
 from gem_ctl.cli import main
 from kit.model import PLAIN, model
 from kit.server import config, serving
@@ -133,3 +137,30 @@ def test_a_wrong_value_is_refused_by_its_name(backup: Object, named: str) -> Non
     with pytest.raises(helm_python.HelmError) as refused:
         rendered({"backup": backup})
     assert named in str(refused.value)
+
+
+PAGE = ROOT / "docs" / "guides" / "backups.md"
+
+
+def manifests() -> dict[str, Object]:
+    """The page's objects, by kind."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return {each["kind"]: each for each in map(yaml.safe_load, blocks)}
+
+
+def test_the_pages_objects_are_valid_and_fit_the_chart() -> None:
+    of = objects(values_of("backup"))
+    pod, claim, snapshot = (manifests()[kind] for kind in ("Pod", "PersistentVolumeClaim", "VolumeSnapshot"))
+    for each in (pod, claim):
+        kubernetes_validate.validate(each, "1.37", strict=True)
+    stateful, spec, client = found(of, "StatefulSet"), pod["spec"], pod_of(of)
+    checkpoints = f"{stateful['spec']['volumeClaimTemplates'][0]['metadata']['name']}-{stateful['metadata']['name']}-0"
+    assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == checkpoints
+    assert snapshot["spec"]["source"]["persistentVolumeClaimName"] == checkpoints
+    assert claim["spec"]["dataSource"]["name"] == snapshot["metadata"]["name"]
+    assert spec["serviceAccountName"] == client["serviceAccountName"]
+    assert spec["containers"][0]["envFrom"] == client["containers"][0]["envFrom"]
+    assert spec["containers"][0]["image"].endswith(client["containers"][0]["image"])
+    command, subcommand, *arguments = spec["containers"][0]["command"]
+    assert (command, arguments[0]) == ("gem-ctl", environment(client["containers"][0])["GEM_CHECKPOINT_TO"])
+    assert len(restore.make_context(subcommand, arguments).params) == 3
