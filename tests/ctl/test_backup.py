@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from gem_api.errors import CheckpointFailed
+from gem_api.errors import CheckpointFailed, GemError
 from gem_client import Admin, connect
 from gem_ctl.backups import backup
 from gem_ctl.backups.backup import FILES, RangeCheckpoint
@@ -127,6 +128,25 @@ def test_the_server_shows_no_other_files(tmp_path: Path) -> None:
             for path in (str(other), f"{folder}/../{other.name}", str(folder), "", "a\0b"):
                 with pytest.raises(CheckpointFailed, match="not one of this server's checkpoints"):
                     next(admin.read_checkpoint(path))
+
+
+def test_a_reader_that_stalls_holds_up_neither_training_nor_the_servers_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gem_server.endpoint.REPLY_GRACE_SECONDS", 0.1)
+    gradient = np.ones(4 << 20, np.float32)  # 16 MB: more than a connection takes unread
+    with (
+        serving(config(PLAIN, checkpoint_dir=tmp_path)) as live,
+        connect(live.address) as session,
+        Admin(live.address) as admin,
+    ):
+        session.join({"w": np.zeros(gradient.size, np.float32)})
+        pieces = admin.read_checkpoint(admin.checkpoint().path)
+        next(pieces)
+        assert [session.commit(gradient).version for _ in range(3)] == [1, 2, 3]
+        live.stop()
+        with pytest.raises(GemError):
+            list(pieces)
 
 
 def lose_the_model(path: Path) -> None:
@@ -370,6 +390,7 @@ def test_a_folder_that_can_not_be_made_is_one_line_and_no_checkpoint_is_written(
     assert below.splitlines()[-1] == f"Error: can't write to {tmp_path / 'file' / 'backups'}: Not a directory"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("url", "hidden", "said"),
     [
