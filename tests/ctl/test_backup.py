@@ -328,7 +328,7 @@ def test_a_folder_with_files_is_left_as_it_is(written: Path, tmp_path: Path) -> 
         (to / name).write_text("mine")
         with pytest.raises(BackupFailed, match=f"{to} is not empty, it has {name}: name another folder"):
             restore(Folder(tmp_path / "b"), to)
-        assert Folder(to).files() == [name]
+        assert [str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()] == [name]
         shutil.rmtree(to)
     (to / "lost+found").mkdir(parents=True)
     with serving(config(PLAIN, checkpoint_dir=to, durability="log")):
@@ -356,7 +356,7 @@ def test_a_damaged_backup_restores_nothing(damage: Callable[[Path], None], why: 
     damage(tmp_path / "b" / NAME / written.name)
     with pytest.raises(BackupFailed, match=why):
         restore(Folder(tmp_path / "b"), tmp_path / "to")
-    assert Folder(tmp_path / "to").files() in ([], [".lock"])
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [".lock"]
 
 
 def test_a_backup_that_lost_a_range_is_refused(tmp_path: Path) -> None:

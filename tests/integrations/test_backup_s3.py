@@ -122,6 +122,15 @@ def test_a_large_file_is_written_in_parts_and_read_back(s3: Any, monkeypatch: py
     assert "Uploads" not in s3.list_multipart_uploads(Bucket="bucket")
 
 
+def test_what_else_is_in_the_bucket_is_left_alone(s3: Any) -> None:
+    for key in ("backup-1/a", "backup-12/b", "other/backup-3/c", "notes"):
+        s3.put_object(Bucket="bucket", Key=key, Body=b"")
+    store = ObjectStore("s3://bucket")
+    assert store.files() == ["backup-1/a", "backup-12/b"]
+    store.remove("backup-1")
+    assert keys(s3) == ["backup-12/b", "notes", "other/backup-3/c"]
+
+
 @pytest.mark.parametrize(
     ("action", "why"),
     [("s3:PutObject", f"can't write to {URL}: "), ("s3:GetObject", f"can't read {URL}/backup-")],

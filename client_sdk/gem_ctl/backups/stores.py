@@ -13,6 +13,7 @@ from gem_api.errors import GemError
 from gem_api.process.extras import install
 
 _PIECE = 1 << 20  # bytes
+_OURS = ("backup-", "range-", "checkpoint-")  # how the names of backups begin, or of what is in one
 
 
 class BackupFailed(Exception):
@@ -23,7 +24,7 @@ class Store(Protocol):
     """Files by their paths, as in "a/b". Every method raises BackupFailed."""
 
     def files(self) -> list[str]:
-        """The paths of all files. Empty if the root does not exist yet."""
+        """The paths of all files of backups. Empty if the root does not exist yet. What else is there is not looked into."""
         ...
 
     def read(self, path: str) -> Iterator[bytes]:
@@ -53,7 +54,7 @@ def _failing(what: str, hint: str = "") -> Iterator[None]:
     hint is for those of missing rights."""
     try:
         yield
-    except (GemError, BackupFailed, ImportError):
+    except (GemError, BackupFailed):
         raise
     except Exception as error:
         why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
@@ -75,7 +76,8 @@ class Folder:
         with _failing(f"read {self}"):
             if self._root.exists() and not self._root.is_dir():
                 raise NotADirectoryError(0, "it is not a folder")
-            return sorted(path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
+            paths = (path for name in _OURS for entry in self._root.glob(f"{name}*") for path in entry.rglob("*"))
+            return sorted(path.relative_to(self._root).as_posix() for path in paths if path.is_file())
 
     def read(self, path: str) -> Iterator[bytes]:
         with _failing(f"read {self._root / path}"), (self._root / path).open("rb") as file:
@@ -117,10 +119,11 @@ class ObjectStore:
         try:
             from fsspec.core import url_to_fs
 
-            with _failing(f"open {url}", self._HINT):
-                fs, root = url_to_fs(url)
+            fs, root = url_to_fs(url)
         except ImportError as error:
             raise BackupFailed(_missing(url.partition("://")[0], error)) from error
+        except Exception as error:  # a library of another store may raise anything
+            raise BackupFailed(f"can't open {url}: {error}") from error
         if not root.strip("/"):
             raise BackupFailed(f"{url} names no bucket: write {url.partition('://')[0]}://BUCKET/PREFIX")
         self._fs: Any = fs
@@ -131,8 +134,13 @@ class ObjectStore:
 
     def files(self) -> list[str]:
         with _failing(f"list {self}", self._HINT):
-            self._fs.invalidate_cache()
-            return sorted(path.removeprefix(f"{self._root}/") for path in self._fs.find(self._root))
+            self._fs.invalidate_cache()  # some libraries remember what they listed
+            try:
+                entries = self._fs.ls(self._root, detail=False)
+            except FileNotFoundError:
+                entries = self._fs.find(self._root)  # nothing, or it says that there is no bucket
+            ours = [each for each in entries if each.rstrip("/").rpartition("/")[2].startswith(_OURS)]
+            return sorted(path.removeprefix(f"{self._root}/") for entry in ours for path in self._fs.find(entry))
 
     def read(self, path: str) -> Iterator[bytes]:
         with _failing(f"read {self}/{path}", self._HINT), self._fs.open(self._path(path), "rb") as file:
@@ -146,11 +154,9 @@ class ObjectStore:
 
     def remove(self, path: str) -> None:
         with _failing(f"remove {self}/{path}", self._HINT):
-            self._fs.invalidate_cache()
             with suppress(FileNotFoundError):
                 self._fs.rm(self._path(path), recursive=True)
-            self._fs.invalidate_cache()
-            if self._fs.find(self._path(path)):  # s3fs does not raise if the store refuses to delete
+            if any(f"{each}/".startswith(f"{path}/") for each in self.files()):  # s3fs does not raise if the store refuses
                 raise PermissionError("it is still there")
 
     def _path(self, path: str) -> str:
