@@ -1,10 +1,13 @@
-"""Measures how long commits wait for a checkpoint: `python -m benchmarks.server.checkpoint_pause`. The aim: one copy of θ."""
+"""Measures how long commits wait for a checkpoint, and for its backup: `python -m benchmarks.server.checkpoint_pause`.
+
+The aim: one copy of θ."""
 
 from __future__ import annotations
 
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -20,7 +23,7 @@ Times = list[tuple[float, float]]  # when the reply to a commit arrived, and how
 @measurement(parameters=25_000_000, workers=3, folder=Path("runs"))
 @click.option("--checkpoints", type=int, default=5, help="Number of checkpoints to write.")
 def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
-    """Prints the longest commit without a checkpoint, and the longest while one is written."""
+    """Prints the longest commit without a checkpoint, while one is written, and while its files are read for a backup."""
     folder.mkdir(parents=True, exist_ok=True)
     times: list[Times] = [[] for _ in range(workers)]
     over, ready = threading.Event(), threading.Barrier(workers + 1)
@@ -40,13 +43,16 @@ def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
     _show(parameters, [each for mine in times for each in mine], written)
 
 
-def _checkpoint(address: str) -> tuple[float, float]:
-    """Lets commits continue for a while, then writes a checkpoint. Returns when that began and ended."""
+def _checkpoint(address: str) -> tuple[float, float, float]:
+    """Lets commits continue for a while, then writes a checkpoint and reads it. Returns when each began and when all ended."""
     time.sleep(4)
     began = time.monotonic()
     with Admin(address, timeout=300) as admin:
-        admin.checkpoint()
-    return began, time.monotonic()
+        path = admin.checkpoint().path
+        written = time.monotonic()
+        for _ in admin.read_checkpoint(path):
+            pass
+    return began, written, time.monotonic()
 
 
 def _commits(address: str, parameters: int, times: Times, ready: threading.Barrier, over: threading.Event) -> None:
@@ -62,17 +68,23 @@ def _commits(address: str, parameters: int, times: Times, ready: threading.Barri
             times.append((time.monotonic(), time.monotonic() - began))
 
 
-def _show(parameters: int, times: Times, written: list[tuple[float, float]]) -> None:
-    during = [took for ended, took in times if any(begin <= ended <= end + took for begin, end in written)]
-    besides = [took for ended, took in times if not any(begin <= ended <= end + took for begin, end in written)]
+def _show(parameters: int, times: Times, checkpoints: list[tuple[float, float, float]]) -> None:
+    phases = {
+        "without one": [(0.0, checkpoints[0][0]), *((before[2], after[0]) for before, after in pairwise(checkpoints))],
+        "while one is written": [(began, written) for began, written, _ in checkpoints],
+        "while one is read": [(written, read) for _, written, read in checkpoints],
+    }
     theta, copies = np.ones(parameters, np.float32), []
     for _ in range(5):
         began = time.monotonic()
         theta.copy()
         copies.append(time.monotonic() - began)
-    seconds = np.mean([end - begin for begin, end in written])
-    click.echo(f"P = {parameters:,}: {len(written)} checkpoints, {seconds:.2f} s each on average")
-    for what, of in (("without one", besides), ("while one is written", during)):
+    writing, reading = (np.mean([each[at + 1] - each[at] for each in checkpoints]) for at in (0, 1))
+    click.echo(
+        f"P = {parameters:,}: {len(checkpoints)} checkpoints, {writing:.2f} s each on average, {reading:.2f} s to read one"
+    )
+    for what, spans in phases.items():
+        of = [took for ended, took in times if any(begin <= ended <= end for begin, end in spans)]
         median, longest = 1e3 * np.median(of), 1e3 * max(of)
         click.echo(f"a commit {what:20s}  median {median:7.1f} ms   longest {longest:7.1f} ms   ({len(of)} commits)")
     click.echo(f"one copy of θ takes {1e3 * np.median(copies):.1f} ms")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
 
 from gem_api.errors import InvalidRequest
@@ -10,7 +11,7 @@ from gem_api.v1 import training_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gem_client.range_checkpoint import all_ranges, checkpoint_all, drain_all
-from gem_client.transport.channel import Stub, checked_address, open_channel, typed
+from gem_client.transport.channel import Stub, checked_address, next_frame, open_channel, typed
 from gem_client.transport.security import Security, Source
 
 
@@ -76,6 +77,26 @@ class Admin:
             with all_ranges(self._stub, status, self._security) as servers:
                 return checkpoint_all(servers, status.run_id, self._timeout, timeout)
         return [self._stub.CreateCheckpoint(admin_pb2.CreateCheckpointRequest(), timeout=timeout)]
+
+    def read_checkpoint(self, path: str) -> Iterator[tuple[str, bytes]]:
+        """Reads the files of a checkpoint that this server has written: state.json, then the others. Yields the name of a file
+        and its next bytes, at most 1 MiB.
+
+        From the first bytes on, the server may remove the checkpoint: it has all files open. It sends as fast as they are read.
+
+        Args:
+            path: The checkpoint's folder, as `checkpoint` returns it.
+
+        Raises:
+            CheckpointFailed: The server has no such checkpoint, or not any more.
+        """
+        frames = self._stub.ReadCheckpoint(admin_pb2.ReadCheckpointRequest(path=path))
+        try:
+            while (frame := next_frame(frames, self._stub.address)) is not None:
+                piece = admin_pb2.ReadCheckpointResponse.FromString(frame)
+                yield piece.file, piece.data
+        finally:
+            frames.cancel()
 
     def drain(self) -> int:
         """Makes the server apply the queued commits, write a checkpoint and exit; returns how many commits were queued.

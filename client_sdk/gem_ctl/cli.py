@@ -22,6 +22,7 @@ from gem_api.process.options import (
     SETTINGS,
     Number,
     ServerAddress,
+    Whole,
     WithHeadings,
     credential_options,
     credentials,
@@ -33,7 +34,7 @@ from gem_client.transport.security import Security
 from safetensors.numpy import save
 
 from gem_ctl import output, ranges, text
-from gem_ctl.backup import BackupFailed, copy_checkpoint
+from gem_ctl.backups.command import checkpoint, restore
 from gem_ctl.doctor import doctor
 from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_ctl.planning.command import plan_run
@@ -53,12 +54,14 @@ class Target:
         runs: Folder with gem-train's runs. Without an address, the server of the run in progress there is used.
         timeout: Seconds to wait for a response.
         options: The options for the token and TLS.
+        backup_keep: Number of a run's backups to keep; None to keep all.
     """
 
     given: str | None
     runs: Path
     timeout: float
     options: dict[str, Any]
+    backup_keep: int | None = None
 
     @cached_property
     def server(self) -> str:
@@ -168,11 +171,14 @@ def _loaded(entry: EntryPoint) -> click.Command:
     help="Folder with gem-train's runs. Without --server, the run in progress there is used.",
 )
 @setting("timeout", type=Number(0.1), default=10.0, help="Seconds to wait for the server's response.")
+@setting("backup_keep", type=Whole(1), help="Number of a run's backups that gem-ctl checkpoint --to keeps. Unset: all.")
 @credential_options
 @config_option
 @click.version_option(__version__)
 @click.pass_context
-def main(context: click.Context, /, server: str | None, runs: Path, timeout: float, **options: Any) -> None:
+def main(
+    context: click.Context, /, server: str | None, runs: Path, timeout: float, backup_keep: int | None, **options: Any
+) -> None:
     """Shows and controls a GEM server.
 
     \b
@@ -188,7 +194,7 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
     """
     print_stacks_on_signal()
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
-    context.obj = Target(server, runs, timeout, options)
+    context.obj = Target(server, runs, timeout, options, backup_keep)
 
 
 @main.command(short_help="Shows the state of the run.")
@@ -332,36 +338,8 @@ def health(target: Target) -> None:
     click.echo("serving")
 
 
-@main.command(short_help="Makes the server write a checkpoint now.")
-@click.option(
-    "--to",
-    envvar="GEM_CHECKPOINT_TO",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Copy the checkpoint into this folder, for a backup. Run it where the server runs: the file system is the way there.",
-)
-@click.pass_obj
-def checkpoint(target: Target, to: Path | None) -> None:
-    """Makes the server write a checkpoint now, and waits until it is written.
-
-    With --to, copies it to a folder that the server leaves alone, and checks the copy. A server resumes from a copy with
-    --resume --checkpoint-dir and that folder.
-
-    Several servers that hold the model together write one each. A backup of them taken in mid-training copies range 0 first;
-    the other ranges may be some commits ahead of it, and the run continues with the counts of range 0. --to copies them to
-    range-0, range-1, ... in the folder, if all servers run here. gem-ctl reshard reads it.
-    """
-    with target.admin() as admin:
-        written = admin.checkpoint_all()
-    for index, each in enumerate(written):
-        of_range = f" of range {index}" if len(written) > 1 else ""
-        click.echo(f"checkpoint of version {each.version} in {printable(each.path)} (on the server{of_range})")
-    for index, each in enumerate(written if to is not None else []):
-        assert to is not None
-        folder = to / f"range-{index}" if len(written) > 1 else to
-        try:
-            click.echo(f"copied to {copy_checkpoint(Path(each.path), each.sha256, folder)}")
-        except BackupFailed as error:
-            raise click.ClickException(printable(str(error))) from error
+main.add_command(checkpoint)
+main.add_command(restore)
 
 
 @main.command(short_help="Shuts the server down without losing a commit.")

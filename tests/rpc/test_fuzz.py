@@ -60,6 +60,7 @@ def corpus(victim: Worker) -> Corpus:
         "ReportEvaluation": [pb.ReportEvaluationRequest(version=2**64 - 1, loss=float("nan"), accuracy=0.5)],
         "GetStatus": [pb.GetStatusRequest()],
         "CreateCheckpoint": [admin_pb2.CreateCheckpointRequest()],
+        "ReadCheckpoint": [admin_pb2.ReadCheckpointRequest(path="/etc")],
         "ListQuarantine": [admin_pb2.ListQuarantineRequest()],
         "LiftQuarantine": [admin_pb2.LiftQuarantineRequest(worker_name="fuzzer")],
     }

@@ -21,7 +21,7 @@ _DOCUMENT = "gem_api.settings_file"  # where the context keeps the file's conten
 
 # The keys of all commands. No command can ask the others: the server and the workers import nothing of each other.
 KEYS = (
-    "apply_threads", "batch_size", "batch_variation", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep",
+    "apply_threads", "backup_keep", "batch_size", "batch_variation", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep",
     "data", "device", "durability", "epochs", "evaluate_every", "first_worker", "give_up_after", "gradient_dtype",
     "history", "lane_listen", "learning_rate", "lease_seconds", "listen", "local_momentum", "local_steps", "log_format",
     "log_level", "log_limit", "max_norm_ratio", "memory_limit", "memory_socket", "metrics_listen", "min_workers",

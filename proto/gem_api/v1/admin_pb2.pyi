@@ -20,6 +20,20 @@ class CreateCheckpointResponse(_message.Message):
     sha256: bytes
     def __init__(self, version: _Optional[int] = ..., path: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
+class ReadCheckpointRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class ReadCheckpointResponse(_message.Message):
+    __slots__ = ("file", "data")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    data: bytes
+    def __init__(self, file: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

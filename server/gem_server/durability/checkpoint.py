@@ -46,6 +46,7 @@ from gem_server.rules import PiFacts
 from gem_server.rules.base import Buffers
 
 FORMAT = "gem-checkpoint/1"
+FILES = ("state.json", "model.safetensors", "workers.safetensors")
 _NAME = re.compile(r"checkpoint-(\d{12})-(\d{4,})")
 _BAD = (
     FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
@@ -311,7 +312,7 @@ def read_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(read_regular(path / "state.json"))
         if state["format"] != FORMAT:
             raise BadCheckpoint(f"{path / 'state.json'}: its format is {state['format']!r}, this server reads {FORMAT!r}")
-        for name in ("model.safetensors", "workers.safetensors"):
+        for name in FILES[1:]:
             _check_file(path / name, state["files"][name])
         if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
             raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 from gem_api.errors import CheckpointFailed
 from gem_api.process.logs import Logger
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint
 from gem_server.durability.capture import Capture, copies_at_most
 from gem_server.durability.journal import Journal
 from gem_server.durability.recovery import capture, save
@@ -117,6 +119,17 @@ class Checkpointer:
             captured = self._plan(captures)()
             written = self._save(captured, make_room=True)
         self._note(written)
+
+    def open_files(self, path: str, opened: ExitStack) -> list[BinaryIO]:
+        """Opens the files of one of the folder's checkpoints, `state.json` first; `opened` closes them. Until then they can be
+        read, also if the checkpoint is removed. Raises CheckpointFailed if there is no such checkpoint."""
+        try:
+            if self.directory is None or Path(path) not in checkpoint.list_checkpoints(self.directory):
+                raise FileNotFoundError(errno.ENOENT, "it is not one of this server's checkpoints, or was removed since")
+            return [opened.enter_context((Path(path) / name).open("rb")) for name in checkpoint.FILES]
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointFailed(f"can't read {path!r}: {why}; make the server write a new one") from None
 
     async def every(self, seconds: float) -> None:
         """Writes a checkpoint as soon as θ has a value (with a log, `initialize_central` has written it), then one at each

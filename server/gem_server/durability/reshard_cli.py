@@ -23,8 +23,8 @@ def main(source: Path, out: Path, count: int) -> None:
 
     IN is the folder with the folders of checkpoints of all servers (range-0, range-1, ...), or the folder of checkpoints of one
     server that holds everything. Shut the servers down with `gem-ctl drain` first, so that they write their last checkpoints.
-    Or IN has copies of the checkpoints that `gem-ctl checkpoint` has written, without the folders log: then the run goes back
-    to them, with the counts of range 0. The other ranges may be some commits ahead of it.
+    Or IN is what `gem-ctl restore` has made of a backup: then the run goes back to it, with the counts of range 0. The other
+    ranges may be some commits ahead of it.
 
     OUT is a new folder. It gets range-0, range-1, ...: the --checkpoint-dir of each new server. With --ranges 1, OUT itself is
     that folder.
@@ -36,7 +36,7 @@ def main(source: Path, out: Path, count: int) -> None:
     \b
     Examples:
       gem-ctl reshard runs/a/checkpoints runs/b --ranges 3
-      gem-ctl reshard /backup /data/restored --ranges 2
+      gem-ctl reshard /data/restored /data/new --ranges 2
     """
     tell = partial(click.echo, err=True)
     try:

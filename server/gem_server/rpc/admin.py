@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+from gem_api.framing import CHUNK_BYTES
 from gem_api.process.logs import Logger
 from gem_api.v1 import admin_pb2 as pb
 
@@ -30,6 +34,13 @@ class AdminServicer:
     ) -> pb.CreateCheckpointResponse:
         written = await self.checkpointer.write()
         return pb.CreateCheckpointResponse(version=written.version, path=str(written.path), sha256=written.sha256)
+
+    async def read_checkpoint(self, call: Call, request: pb.ReadCheckpointRequest, context: Context) -> None:
+        in_thread = self.checkpointer.in_thread
+        with ExitStack() as opened:
+            for file in await in_thread(partial(self.checkpointer.open_files, request.path, opened)):
+                while data := await in_thread(partial(file.read, CHUNK_BYTES)):
+                    await context.write(pb.ReadCheckpointResponse(file=Path(file.name).name, data=data).SerializeToString())
 
     async def drain(self, call: Call, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         call.answering = True

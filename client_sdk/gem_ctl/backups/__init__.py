@@ -1,0 +1,1 @@
+"""Copies of a run outside its server: made, kept, and restored."""

@@ -1,0 +1,234 @@
+"""Backups of a run in a folder or an object store, each complete or not one.
+
+backup-<UTC time>-<run id>/checkpoint-<version>-<serial>/{state.json, model.safetensors, workers.safetensors}    of one server
+backup-<UTC time>-<run id>/range-<index>/checkpoint-…/…                                           of several, one for each range
+
+A backup counts once state.json of its first checkpoint is there. That file comes last: after all others were read back, and had
+the SHA-256 that the server had written into state.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any
+
+import click
+
+from gem_ctl.backups.stores import BackupFailed, Store
+
+STATE, FILES = "state.json", ("model.safetensors", "workers.safetensors")
+CHECKPOINT = r"checkpoint-\d{12}-\d{4,}"
+_BACKUP = r"backup-\d{8}T\d{6}Z-(?P<run>\w+)"
+_STATE = re.compile(rf"(?:(?P<backup>{_BACKUP})/)?(?P<folder>(?:range-(?P<index>\d+)/)?{CHECKPOINT})/state\.json")
+
+
+@dataclass
+class RangeCheckpoint:
+    """The checkpoint of one range, as it arrives from its server.
+
+    Attributes:
+        folder: Its folder in the backup.
+        content: The content of its state.json.
+        state: The same, parsed.
+        pieces: The other files: a file's name, and its next bytes.
+    """
+
+    folder: str
+    content: bytes
+    state: dict[str, Any]
+    pieces: Iterator[tuple[str, bytes]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.state["files"][name]["bytes"] for name in FILES)
+
+    def sha256(self, name: str) -> str:
+        """What state.json says of one of the other files."""
+        return str(self.state["files"][name]["sha256"])
+
+
+def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple[str, bytes]]) -> RangeCheckpoint:
+    """Begins to receive a checkpoint: returns once its state.json is here, and so the server has all its files open.
+
+    Args:
+        path: Its folder on the server's machine.
+        sha256: SHA-256 of its state.json, as the server says.
+        index: The range that it holds; None if one server holds everything.
+        pieces: Its files from `Admin.read_checkpoint`.
+
+    Raises:
+        BackupFailed: It is not what the server has written.
+    """
+    content, first = b"", None
+    for name, data in pieces:
+        if name != STATE:
+            first = (name, data)
+            break
+        content += data
+    folder = path.rpartition("/")[2]
+    if hashlib.sha256(content).digest() != sha256 or not re.fullmatch(CHECKPOINT, folder):
+        raise BackupFailed(f"{path} was changed after it was written: check the server's disk")
+    rest = chain([first] if first else [], pieces)
+    return RangeCheckpoint(folder if index is None else f"range-{index}/{folder}", content, parsed(content, path), rest)
+
+
+def parsed(content: bytes, path: str) -> dict[str, Any]:
+    """The content of a state.json. Raises BackupFailed if it is not one, or was changed."""
+    try:
+        state: dict[str, Any] = json.loads(content)
+        hashed = json.dumps({key: value for key, value in state.items() if key != "sha256"}, sort_keys=True)
+        if hashlib.sha256(hashed.encode()).hexdigest() != state["sha256"]:
+            raise ValueError("its SHA-256 differs")
+        _, _, _ = state["run_id"], state["version"], [state["files"][name]["sha256"] for name in FILES]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BackupFailed(f"{path}: state.json is damaged, or of another version of this program ({error})") from None
+    return state
+
+
+# -- making
+
+
+def name_of(run_id: str, seconds: float) -> str:
+    """The name of a run's backup, given Unix seconds. Names sort by time: a run that went back to an older checkpoint has
+    smaller versions than before."""
+    return f"backup-{datetime.fromtimestamp(seconds, UTC):%Y%m%dT%H%M%SZ}-{run_id}"
+
+
+def write(store: Store, name: str, checkpoints: Sequence[RangeCheckpoint]) -> None:
+    """Writes a backup of the checkpoints of all ranges, in order, and compares what is written with what the servers wrote.
+
+    Raises:
+        BackupFailed: A file can't be written, or differs. Nothing of the backup is left, unless that can't be removed either;
+            it does not count then.
+    """
+    if any(path.startswith(f"{name}/") for path in store.files()):
+        raise BackupFailed(f"{store}/{name} exists already: try again in a second")
+    nbytes = sum(each.nbytes for each in checkpoints)
+    try:
+        with progress(f"copying {nbytes / 1e6:,.1f} MB to {store}", nbytes) as counted:
+            for each in checkpoints:
+                _copy(store, f"{name}/{each.folder}", each, counted)
+        with progress("reading it back", nbytes) as counted:
+            for each in checkpoints:
+                for file in FILES:
+                    path = f"{name}/{each.folder}/{file}"
+                    _exhaust(checked(counted(store.read(path)), each.sha256(file), f"{store}/{path}"))
+        for each in reversed(checkpoints):
+            _write_state(store, f"{name}/{each.folder}/{STATE}", each.content)
+    except BaseException:
+        with suppress(BackupFailed):
+            store.remove(name)
+        raise
+
+
+def _copy(store: Store, folder: str, each: RangeCheckpoint, counted: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
+    """Copies a checkpoint's files but its state.json. Raises BackupFailed if one is missing or was changed on the server."""
+    missing = list(FILES)
+    for name, group in groupby(each.pieces, itemgetter(0)):
+        if name not in missing:
+            raise BackupFailed(f"the server sent a file {name!r} that is not of a checkpoint: is it of another version?")
+        missing.remove(name)
+        data = checked(counted(map(itemgetter(1), group)), each.sha256(name), f"{name} on the server's disk")
+        store.write(f"{folder}/{name}", data)
+    if missing:
+        raise BackupFailed(f"the server did not send {missing[0]}: is it of another version?")
+
+
+def _write_state(store: Store, path: str, content: bytes) -> None:
+    store.write(path, [content])
+    _exhaust(checked(store.read(path), hashlib.sha256(content).hexdigest(), f"{store}/{path}"))
+
+
+def prune(store: Store, run_id: str, keep: int) -> list[str]:
+    """Removes a run's backups that are older than its `keep` newest, and what is left of attempts before those. Returns their
+    names. Raises BackupFailed."""
+    found = find(store)
+    whole = sorted(name for name, backup in found.items() if backup.complete and backup.run_id == run_id)
+    old = [name for name in sorted(found) if found[name].run_id == run_id and name < whole[-keep]] if len(whole) >= keep else []
+    for name in old:
+        for path in found[name].states[:1]:
+            store.remove(path)  # first: then what is left does not count
+        store.remove(name)
+    return old
+
+
+# -- finding
+
+
+@dataclass
+class Backup:
+    """What is in a store under the name of a backup.
+
+    Attributes:
+        name: Its name; "" if the store's root is the backup itself.
+        run_id: The run's id, as its name says.
+        folders: The folders of the checkpoints whose state.json is there, by range; None for that of a single server.
+    """
+
+    name: str
+    run_id: str
+    folders: dict[int | None, str]
+
+    @property
+    def complete(self) -> bool:
+        return None in self.folders or 0 in self.folders
+
+    @property
+    def states(self) -> list[str]:
+        """The paths of its state.json, that which makes it complete first."""
+        return [f"{folder}/{STATE}" for _, folder in sorted(self.folders.items(), key=lambda each: each[0] or 0)]
+
+
+def find(store: Store) -> dict[str, Backup]:
+    """Everything in a store that is a backup, complete or not, by name. Raises BackupFailed."""
+    found: dict[str, Backup] = {}
+    for path in store.files():
+        name, match = path.partition("/")[0], _STATE.fullmatch(path)
+        named = re.fullmatch(_BACKUP, name)
+        if match is None and named is None:
+            continue
+        backup = found.setdefault(name if named else "", Backup(name if named else "", named["run"] if named else "", {}))
+        if match is not None:
+            prefix = f"{name}/" if named else ""
+            backup.folders[int(match["index"]) if match["index"] else None] = prefix + match["folder"]
+    return found
+
+
+# -- bytes
+
+
+def checked(pieces: Iterable[bytes], sha256: str, what: str) -> Iterator[bytes]:
+    """The pieces. Raises BackupFailed at their end if they have another SHA-256."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    if digest.hexdigest() != sha256:
+        raise BackupFailed(f"{what} was changed after it was written (its SHA-256 differs): check that disk or store")
+
+
+def _exhaust(pieces: Iterable[bytes]) -> None:
+    for _ in pieces:
+        pass
+
+
+@contextmanager
+def progress(label: str, nbytes: int) -> Iterator[Callable[[Iterable[bytes]], Iterator[bytes]]]:
+    """Shows on standard error how far a transfer of this size is: of the pieces that pass through what this yields."""
+    with click.progressbar(length=nbytes, label=label, file=sys.stderr) as bar:
+
+        def counted(pieces: Iterable[bytes]) -> Iterator[bytes]:
+            for piece in pieces:
+                bar.update(len(piece))
+                yield piece
+
+        yield counted

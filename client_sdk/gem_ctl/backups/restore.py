@@ -1,0 +1,123 @@
+"""Restores a run's backup into empty folders, from which servers resume."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gem_ctl.backups.backup import FILES, STATE, Backup, checked, find, parsed, progress
+from gem_ctl.backups.stores import BackupFailed, Folder, Store, sync
+
+_SCRATCH = ".restoring"
+_OF_A_START = {".lock", "commits.csv"}  # a server without a run makes them; one that resumes puts another run's history aside
+
+
+@dataclass
+class Restored:
+    """What was restored.
+
+    Attributes:
+        backup: The backup's name.
+        state: The content of the state.json that has the run's counts: that of range 0, or of the only range asked for.
+        folders: The folders of checkpoints, each with the number of its range.
+    """
+
+    backup: str
+    state: dict[str, Any]
+    folders: dict[int, Path]
+
+
+def restore(store: Store, to: Path, only: int | None = None) -> Restored:
+    """Copies a backup's checkpoints to a folder: to `to` itself if one server holds everything, or if a range is asked for;
+    else to range-0, range-1, ... in it. Every byte is compared with what the servers wrote before any checkpoint appears.
+
+    Args:
+        store: Holds backups, of which the newest complete one is taken; or it is one backup.
+        to: The folder. It must be empty, or not exist.
+        only: The range to restore; None for all.
+
+    Raises:
+        BackupFailed: There is no complete backup, it is damaged, or the folder is not empty or can't be written.
+    """
+    backup = _newest(store)
+    sources, state = _chosen(store, backup, only)
+    folders = {index: to if only is not None or state["range"][1] == 1 else to / f"range-{index}" for index in sources}
+    try:
+        _require_empty(to)
+        with ExitStack() as opened:
+            for folder in folders.values():
+                _take(folder, opened)
+            _download(store, {source: folders[index] for index, source in sources.items()})
+            for index, source in sorted(sources.items(), reverse=True):  # a run without range 0 is not resumed
+                folder = folders[index]
+                (folder / _SCRATCH).rename(folder / Path(source).name)
+                sync(folder)
+    except OSError as error:
+        raise BackupFailed(f"can't write to {to}: {error.strerror}") from error
+    return Restored(backup.name or str(store).rpartition("/")[2], state, folders)
+
+
+def _newest(store: Store) -> Backup:
+    found = find(store)
+    whole = [name for name, backup in found.items() if backup.complete]
+    if not whole:
+        rest = f", but {len(found)} that were not completed" if found else ""
+        raise BackupFailed(f"{store} holds no backup{rest}: name the folder that gem-ctl checkpoint --to was given")
+    return found[max(whole)]
+
+
+def _chosen(store: Store, backup: Backup, only: int | None) -> tuple[dict[int, str], dict[str, Any]]:
+    """The folders in the store to restore, by range, and the state that has the run's counts."""
+    lead = _state(store, backup.states[0])
+    index, count = lead["range"]
+    folders = {of or 0: folder for of, folder in backup.folders.items()}
+    if index:
+        raise BackupFailed(f"{store} is range {index} of a backup: name the backup itself, and {index} after the folder")
+    if missing := sorted(set(range(count)) - folders.keys()):
+        raise BackupFailed(f"{store}/{backup.name} lacks range {missing[0]}: it was changed after it was written")
+    if only is None:
+        return folders, lead
+    if only not in folders:
+        raise BackupFailed(f"there is no range {only}: this run has {count}, counted from 0")
+    return {only: folders[only]}, _state(store, f"{folders[only]}/{STATE}")
+
+
+def _state(store: Store, path: str) -> dict[str, Any]:
+    return parsed(b"".join(store.read(path)), f"{store}/{path}")
+
+
+def _require_empty(folder: Path) -> None:
+    """Raises BackupFailed if a folder has a file that neither a server without a run nor an attempt to restore left there."""
+    for path in folder.rglob("*"):
+        below = path.relative_to(folder)
+        if path.is_file() and path.name not in _OF_A_START and _SCRATCH not in below.parts:
+            raise BackupFailed(f"{folder} is not empty, it has {below}: name another folder, or move it away")
+
+
+def _take(folder: Path, opened: ExitStack) -> None:
+    """Makes a folder, and keeps servers from it until `opened` is closed. Raises BackupFailed or OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = opened.enter_context((folder / ".lock").open("ab"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BackupFailed(f"a server is using {folder}: stop it first, or name another folder") from None
+    shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+    opened.callback(shutil.rmtree, folder / _SCRATCH, ignore_errors=True)
+
+
+def _download(store: Store, sources: dict[str, Path]) -> None:
+    states = {source: _state(store, f"{source}/{STATE}") for source in sources}
+    nbytes = sum(state["files"][name]["bytes"] for state in states.values() for name in FILES)
+    with progress(f"copying {nbytes / 1e6:,.1f} MB from {store}", nbytes) as counted:
+        for source, folder in sources.items():
+            target = Folder(folder / _SCRATCH)
+            for name in FILES:
+                path = f"{source}/{name}"
+                pieces = checked(counted(store.read(path)), states[source]["files"][name]["sha256"], f"{store}/{path}")
+                target.write(name, pieces)
+            target.write(STATE, store.read(f"{source}/{STATE}"))
