@@ -42,8 +42,6 @@ def obstacles() -> list[str]:
         found.append("No Docker engine answers. Install it (https://docs.docker.com/engine/install) and start it.")
     elif not succeeds("docker", "buildx", "version"):
         found.append("Docker lacks buildx. Install its package: docker-buildx-plugin or docker-buildx.")
-    if not shutil.which("zstd"):
-        found.append("There is no zstd, which compresses the images. Install its package.")
     for module in ("helm_python", "cyclonedx"):
         if not importlib.util.find_spec(module):
             found.append(
@@ -102,9 +100,9 @@ def build_image(image: str) -> None:
     )
     (DIST / f"{name}.cdx.json").write_text(bill_of_materials(tag, created()), encoding="utf-8")
     platform = output("docker", "image", "inspect", "--format", "{{.Os}}-{{.Architecture}}", tag)
-    archive = DIST / f"{name}-{platform}.tar.zst"
-    with subprocess.Popen(["docker", "save", tag], stdout=subprocess.PIPE) as saved:
-        subprocess.run(["zstd", "-q", "-T0", "-o", archive], stdin=saved.stdout, check=True)
+    archive = DIST / f"{name}-{platform}.tar.gz"
+    with archive.open("wb") as file, subprocess.Popen(["docker", "save", tag], stdout=subprocess.PIPE) as saved:
+        subprocess.run(["gzip", "-1"], stdin=saved.stdout, stdout=file, check=True)
     if saved.returncode:
         sys.exit(f"docker save {tag} ended with {saved.returncode}")
 

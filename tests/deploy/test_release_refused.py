@@ -42,7 +42,6 @@ def test_all_that_is_missing_is_named_with_how_to_get_it(repository: Path) -> No
     (repository / "forgotten.py").touch()
     printed = refusal(repository)
     assert "No Docker engine answers. Install it (https://docs.docker.com/engine/install) and start it." in printed
-    assert "no zstd" in printed
     assert "?? forgotten.py" in printed
     assert "tag" not in printed
 

@@ -28,7 +28,7 @@ def loaded() -> None:
     """The images' tags name what the archives hold."""
     for image in IMAGES:
         docker("image", "rm", "--force", f"gem-{image}:{__version__}")
-        docker("load", "--input", str(released(f"gem-{image}-VERSION-*.tar.zst")), timeout=300)
+        docker("load", "--input", str(released(f"gem-{image}-VERSION-*.tar.gz")), timeout=300)
 
 
 @pytest.fixture(params=IMAGES)

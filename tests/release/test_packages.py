@@ -21,7 +21,7 @@ def members(archive: Path) -> dict[str, bytes]:
     """The files of an archive, without its top folder."""
     with tarfile.open(archive) as tar:
         files = {each.name.partition("/")[2]: tar.extractfile(each) for each in tar.getmembers() if each.isfile()}
-    return {name: file.read() for name, file in files.items() if file}
+        return {name: file.read() for name, file in files.items() if file}
 
 
 def test_the_sdist_holds_the_sources_and_nothing_else() -> None:
