@@ -77,7 +77,7 @@ test-wheel: wheel
 release: $(INTEGRATIONS)
 	@$(BIN)/python deploy/release/build.py
 	@$(BIN)/pytest -m "wheel or release" -n 0 tests/house tests/release
-	@cd dist && sha256sum * | tee SHA256SUMS
+	@cd dist && sums=$$(sha256sum *) && echo "$$sums" | tee SHA256SUMS
 
 check: $(READY)
 	@$(BIN)/ruff format --check .

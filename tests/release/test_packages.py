@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -48,6 +49,16 @@ def test_the_chart_package_holds_the_chart_and_no_test_values() -> None:
     assert set(files) == {name for name in chart if not name.startswith("ci/")}
     assert yaml.safe_load(files.pop("Chart.yaml")) == yaml.safe_load((ROOT / CHART / "Chart.yaml").read_bytes())
     assert files == {name: (ROOT / CHART / name).read_bytes() for name in files}
+
+
+def test_no_file_names_images_of_another_version() -> None:
+    named = re.compile(r"\bgem-(?:server|worker|ray):(\d[\d.]*\d)")
+    found = {
+        name: set(named.findall((ROOT / name).read_text(encoding="utf-8", errors="ignore"))) for name in tracked(":!tests")
+    }
+    versions = {name: each for name, each in found.items() if each}
+    assert "docker-compose.yml" in versions
+    assert versions == {name: {__version__} for name in versions}
 
 
 def test_the_unpacked_chart_starts_the_released_images(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ def complaints(workflow: Path) -> str:
     """What the linters print about a workflow; nothing if both accept it."""
     options = ["--quiet", "--no-progress", "--offline", "--no-config", "--persona=pedantic", "--strict-collection"]
     programs = Path(sys.executable).parent
-    commands = [[programs / "actionlint", workflow], [programs / "zizmor", *options, workflow]]
-    done = [subprocess.run(command, capture_output=True, text=True) for command in commands]
+    actionlint, zizmor = [str(programs / "actionlint")], [str(programs / "zizmor"), *options]
+    done = [subprocess.run([*command, str(workflow)], capture_output=True, text=True) for command in (actionlint, zizmor)]
     return "".join(each.stdout + each.stderr for each in done if each.returncode)
 
 
