@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -121,9 +122,9 @@ def main() -> None:
     print("building wheel, sdist and chart", flush=True)
     build_packages()
     helm_python.package(SOURCE / "deploy" / "helm" / "gem", destination=DIST)
-    for image in IMAGES:
-        print(f"building the {image}'s image", flush=True)
-        build_image(image)
+    print("building the images, their archives and their bills of materials", flush=True)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(build_image, IMAGES))
 
 
 if __name__ == "__main__":
