@@ -28,7 +28,7 @@ def members(archive: Path) -> dict[str, bytes]:
 def test_the_sdist_holds_the_sources_and_nothing_else() -> None:
     files = members(released("gem_ps-VERSION.tar.gz"))
     rooms = tracked("proto", "server", "client_sdk", "worker")
-    sources = rooms | tracked("pyproject.toml", "README.md", "CHANGELOG.md", "MANIFEST.in", "LICEN[CS]E*", "NOTICE*")
+    sources = rooms | tracked("pyproject.toml", "README.md", "CHANGELOG.md", "MANIFEST.in", "LICENSE*", "NOTICE*")
     assert {name for name in files if "egg-info/" not in name} == sources | {"PKG-INFO", "setup.cfg"}
     assert {name: files[name] for name in sources} == {name: (ROOT / name).read_bytes() for name in sources}
 
