@@ -10,7 +10,7 @@ SHELL := bash
 PROGRESS := awk '/^Collecting/ { printf "\r\033[K  %d packages, now %s", ++n, $$2; fflush() } \
 	/^Installing/ { printf "\r\033[K  installing %d packages", n; fflush() } END { print "" }'
 
-.PHONY: help train test test-all test-slow test-docker test-wheel check format hooks proto dashboards chart docs wheel bench paper models versus chaos soak fuzz clean
+.PHONY: help train test test-all test-slow test-docker test-wheel release check format hooks proto dashboards chart docs wheel bench paper models versus chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests that protect a change (3 minutes)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
 	@echo "make test-docker   the same cluster in containers: training, crashes, scaling, the chart's pods (needs Docker; about 12 minutes)"
 	@echo "make test-wheel   build the wheel, install it into an empty environment and run its commands"
+	@echo "make release   wheel, sdist, chart, images and their bills of materials in dist/, each tried in an empty place (needs Docker)"
 	@echo "make format  format the code"
 	@echo "make hooks   install git hooks that lint each commit and check its generated code"
 	@echo "make docs   the documentation as a site with search, in build/site"
@@ -52,10 +53,10 @@ train: $(READY)
 	@$(BIN)/gem-train $(ARGS) || test $$? = 130
 
 # The tests that have no target of their own.
-ALL := not slow and not docker and not wheel
+ALL := not slow and not docker and not wheel and not release
 
 test: $(READY)
-	@$(BIN)/pytest -m "$(ALL) and not long" --ignore=tests/integrations --ignore=tests/engines $(ARGS)
+	@$(BIN)/pytest -m "$(ALL) and not long" --ignore=tests/integrations --ignore=tests/engines --ignore=tests/release $(ARGS)
 
 # Fails if the tests run fewer lines than the floor in pyproject.toml. A part of the tests stays below it:
 # ARGS="tests/core --cov-fail-under=0".
@@ -69,8 +70,14 @@ test-docker: $(INTEGRATIONS)
 	@docker compose version >/dev/null || { echo "Docker with the compose plug-in is needed"; exit 1; }
 	@$(BIN)/pytest -m docker -n 0 -vv $(ARGS)
 
-test-wheel: $(READY)
+test-wheel: wheel
 	@$(BIN)/pytest -m wheel -n 0 tests/house $(ARGS)
+
+# The checksums come last: they stand for files that passed.
+release: $(INTEGRATIONS)
+	@$(BIN)/python deploy/release/build.py
+	@$(BIN)/pytest -m "wheel or release" -n 0 tests/house tests/release
+	@cd dist && sums=$$(sha256sum *) && echo "$$sums" | tee SHA256SUMS
 
 check: $(READY)
 	@$(BIN)/ruff format --check .

@@ -1,10 +1,9 @@
-"""The wheel works in an environment with only the server's dependencies: no source tree, no PyTorch."""
+"""The wheel in dist/ works in an environment with only the server's dependencies: no source tree, no PyTorch."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -23,16 +22,10 @@ with (ROOT / "pyproject.toml").open("rb") as file:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools writes beside the sources, and takes along what an older build left there."""
-    folder = tmp_path_factory.mktemp("wheel")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, folder / "source" / room, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, folder / "source")
-    options = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--wheel-dir", str(folder)]
-    run(sys.executable, "-m", "pip", "wheel", "-qq", *options, str(folder / "source"))
-    return next(folder.glob("*.whl"))
+def wheel() -> Path:
+    wheels = list((ROOT / "dist").glob("*.whl"))
+    assert len(wheels) == 1, "one wheel is expected in dist/: `make wheel` builds it"
+    return wheels[0]
 
 
 def run(*command: str) -> str:
