@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from gem_api.errors import InvalidRequest
 from gem_api.process.addresses import where_to_listen
