@@ -17,7 +17,7 @@ the same name, or of a mount the same path. Everything else is replaced. Takes a
 {{- if or (not $name) (not (has $name $names)) }}{{ $kept = append $kept . }}{{ end -}}
 {{- end -}}
 {{- $_ := set $result $key (concat $kept $more) -}}
-{{- else -}}
+{{- else if not (and (kindIs "slice" $there) (kindIs "slice" $more) (not $more)) -}}
 {{- $_ := set $result $key $more -}}
 {{- end -}}
 {{- end -}}
