@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -13,8 +14,8 @@ STRICT = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / 
 # What the chart decides, has values of its own for, or would be wrong here.
 OF_THE_CHART = {
     "pod": {
-        "automountServiceAccountToken", "containers", "enableServiceLinks", "ephemeralContainers", "evictionResponders", "hostIPC",
-        "hostPID", "restartPolicy", "schedulingGroup", "serviceAccount", "serviceAccountName", "terminationGracePeriodSeconds",
+        "automountServiceAccountToken", "containers", "enableServiceLinks", "ephemeralContainers", "evictionResponders",
+        "hostIPC", "hostPID", "restartPolicy", "schedulingGroup", "serviceAccount", "serviceAccountName", "terminationGracePeriodSeconds",
     },
     "container": {
         "args", "command", "image", "name", "resources", "restartPolicy", "stdinOnce", "terminationMessagePath",
@@ -33,7 +34,7 @@ def test_the_schema_has_every_field_of_kubernetes_but_the_charts(part: str, file
         assert schema_of(f"worker.{part}.{name}")["type"] in theirs[name].get("type", ["object"]), name
 
 
-def pod_of(component: str, **part: Object) -> Object:
+def pod_of(component: str, **part: Any) -> Object:
     """The pod's template of a part of a release with these values."""
     kind = {"server": "StatefulSet", "worker": "Job", "evaluator": "Deployment"}[component]
     template: Object = found(objects({component: part}), kind, component)["spec"]["template"]
@@ -43,14 +44,14 @@ def pod_of(component: str, **part: Object) -> Object:
 @pytest.mark.parametrize("component", ["server", "worker", "evaluator"])
 def test_fields_of_a_pod_are_added_or_replaced(component: str) -> None:
     before = pod_of(component)
-    pod = {
+    pod: Object = {
         "labels": {"tier": "training"},
         "annotations": {"note": "x"},
         "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
         "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "50Gi"}}, {"name": "more", "emptyDir": {}}],
         "securityContext": {"runAsNonRoot": False, "supplementalGroups": [7]},
     }
-    container = {
+    container: Object = {
         "env": [{"name": "MORE", "value": "1"}],
         "volumeMounts": [{"name": "more", "mountPath": "/more"}, {"name": "more", "mountPath": "/more/of/it"}],
         "securityContext": {"readOnlyRootFilesystem": False, "capabilities": {"drop": ["NET_RAW"]}},
@@ -72,7 +73,7 @@ def test_fields_of_a_pod_are_added_or_replaced(component: str) -> None:
 
 def test_an_init_container_comes_after_the_charts_and_terms_of_affinity_join() -> None:
     term = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {}}}
-    mine = {"initContainers": [{"name": "sidecar", "image": "x", "restartPolicy": "Always"}]}
+    mine: Object = {"initContainers": [{"name": "sidecar", "image": "x", "restartPolicy": "Always"}]}
     mine["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}, "nodeAffinity": {}}
     spec = pod_of("server", ranges=2, pod=mine)["spec"]
     assert [each["name"] for each in spec["initContainers"]] == ["compiled", "sidecar"]
@@ -125,7 +126,8 @@ def test_an_image_is_named_by_its_digest() -> None:
 def test_objects_of_ones_own_use_the_charts_names_and_get_its_labels() -> None:
     backend = {"name": '{{ include "gem.fullname" . }}', "port": 9464}
     route = {
-        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": "page", "labels": {"own": "yes"}},
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+        "metadata": {"name": "page", "labels": {"own": "yes"}},
         "spec": {"parentRefs": [{"name": "public"}], "rules": [{"backendRefs": [backend]}]},
     }  # fmt: skip
     made = named(objects({"extraObjects": [route]}), "HTTPRoute", "page")

@@ -83,19 +83,17 @@ def busy(worker: str, share: float, run: str = "ml/demo") -> list[Object]:
 
 
 OTHERS = [*busy("other", 1.0, "ml/other"), sample("gem_run_complete", "0x40", "ml/other")]
+TRAINS, COMPLETE = sample("gem_run_complete", "0x40"), sample("gem_run_complete", "1x40")
+FIRST, SECOND = sample("gem_run_complete", "0x40", range="0"), sample("gem_run_complete", "1x40", range="1")
+TWO = [*busy("a", 0.9), *busy("b", 0.9)]
 CASES: dict[str, tuple[list[Object], float | None]] = {
-    "each worker counts by how much it computes": (
-        [*busy("a", 0.9), *busy("b", 0.9), *busy("c", 0.6), sample("gem_run_complete", "0x40")], 2.4,
-    ),
-    "a run without workers wants the fewest": ([sample("gem_run_complete", "0x40")], FEWEST),
-    "workers that only wait are not all stopped": ([*busy("a", 0.1), sample("gem_run_complete", "0x40")], FEWEST),
-    "a server that does not answer keeps its workers": ([*busy("a", 0.9), *busy("b", 0.9)], 1.8),
-    "a complete run wants none": ([*busy("a", 0.9), *busy("b", 0.9), sample("gem_run_complete", "1x40")], None),
-    "of several servers the first says whether the run is complete": (
-        [*busy("a", 0.9), *busy("b", 0.9), sample("gem_run_complete", "0x40", range="0"), sample("gem_run_complete", "1x40", range="1")],
-        1.8,
-    ),
-}  # fmt: skip
+    "each worker counts by how much it computes": ([*TWO, *busy("c", 0.6), TRAINS], 2.4),
+    "a run without workers wants the fewest": ([TRAINS], FEWEST),
+    "workers that only wait are not all stopped": ([*busy("a", 0.1), TRAINS], FEWEST),
+    "a server that does not answer keeps its workers": (TWO, 1.8),
+    "a complete run wants none": ([*TWO, COMPLETE], None),
+    "of several servers the first says whether the run is complete": ([*TWO, FIRST, SECOND], 1.8),
+}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -32,7 +32,7 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
         if labels.get(each["key"]) not in each["values"]:
             return False
     assert selector.keys() <= {"matchLabels", "matchExpressions"}
-    return selector.get("matchLabels", {}).items() <= labels.items()
+    return set(selector.get("matchLabels", {}).items()) <= set(labels.items())
 
 
 def is_peer(peer: Object, end: End) -> bool:
@@ -44,7 +44,7 @@ def is_peer(peer: Object, end: End) -> bool:
 
 
 def lets(policies: list[Object], direction: str, end: End, other: End, port: int) -> bool:
-    """Whether the policies of a pod let a TCP connection pass. A pod that none selects is open; a rule without peers is for all."""
+    """Whether a pod's policies let a TCP connection pass. A pod that none selects is open; a rule without peers is for all."""
     of_pod = [
         each["spec"]
         for each in policies
