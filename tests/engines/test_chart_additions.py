@@ -15,7 +15,8 @@ STRICT = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / 
 OF_THE_CHART = {
     "pod": {
         "automountServiceAccountToken", "containers", "enableServiceLinks", "ephemeralContainers", "evictionResponders",
-        "hostIPC", "hostPID", "restartPolicy", "schedulingGroup", "serviceAccount", "serviceAccountName", "terminationGracePeriodSeconds",
+        "hostIPC", "hostPID", "restartPolicy", "schedulingGroup", "serviceAccount", "serviceAccountName",
+        "terminationGracePeriodSeconds",
     },
     "container": {
         "args", "command", "image", "name", "resources", "restartPolicy", "stdinOnce", "terminationMessagePath",
