@@ -228,3 +228,16 @@ def test_a_page_names_values_that_exist(page: Path) -> None:
     assert len(paths) >= 3
     for path in paths:
         assert schema_of(path), f"{page.name}: there is no value {path}"
+
+
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGES[1].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_values_that_the_page_shows_are_accepted_and_valid(block: int) -> None:
+    values = yaml.safe_load(BLOCKS[block])
+    of = objects(values)
+    for each in of:
+        if "gateway" not in each["apiVersion"]:
+            kubernetes_validate.validate(each, NEWEST, strict=True)
+    assert len(BLOCKS) == 2
