@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gem_ctl.planning.outcome import Outcome, outcome
 from gem_ctl.planning.plan import Costs, Setup, plan
-from gem_ctl.planning.scenario import FILLED, Scenario, Slow, speeds, times
+from gem_ctl.planning.scenario import FILLED, Scenario, Slow, speeds, times, workers_that_pay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +110,28 @@ def test_the_sum_of_local_steps_varies_less_than_each_step() -> None:
     of = times(Scenario(replace(SETUP, workers=2, local_steps=4), spread=0.2, slow=(Slow(0.5, 3.0),)))
     assert of.compute == pytest.approx([0.4, 1.2])
     assert of.spread == pytest.approx(2 * 0.2 / 4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"spread": 1.0}, {"slow": (Slow(0.5, 10.0),)}, {"latency": 0.05}, {"bandwidth": 2e6}, {"setup": SETUPS[1]},
+        {"setup": SETUPS[2]}, {"setup": SETUPS[5]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_workers_pay_until_further_ones_mostly_wait(given: dict[str, Any]) -> None:
+    setup, more = given.get("setup", SETUP), {name: value for name, value in given.items() if name != "setup"}
+    pays = workers_that_pay(Scenario(setup, COSTS, **more))
+    few, all_, twice = (
+        simulated(replace(setup, workers=count), **more).commits_per_second for count in (pays // 4, pays, 2 * pays)
+    )
+    assert all_ / pays > 0.75 * few / (pays // 4), "each brings nearly as many commits as one of few"
+    assert twice < 1.35 * all_, "and as many again bring little"
+
+
+def test_one_worker_always_pays() -> None:
+    assert workers_that_pay(Scenario(replace(SETUP, compute_seconds=0.0), COSTS)) == 1
 
 
 # -- mixed speeds

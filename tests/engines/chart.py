@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ def found(of: list[Object], kind: str, component: str = "") -> Object:
     return matching[0]
 
 
+def named(of: list[Object], kind: str, name: str) -> Object:
+    """The object of a kind with this name."""
+    (only,) = [each for each in of if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return only
+
+
 def pod_specs(of: list[Object]) -> dict[str, Object]:
     """The specs of all pods, by kind and name of what they belong to."""
     specs = {f"{each['kind']} {each['metadata']['name']}": each for each in of}
@@ -57,3 +64,19 @@ def pod_specs(of: list[Object]) -> dict[str, Object]:
 def environment(container: Object) -> dict[str, str]:
     """The variables of a container that have a value of their own."""
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+
+
+def schema_of(path: str) -> Object:
+    """The part of values.schema.json for a value. Raises KeyError if there is no such value."""
+    whole: Object = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    part = whole
+    for name in filter(None, path.split(".")):
+        known = part.get("properties", {})
+        part = known[name] if name in known else part["additionalProperties"]  # of a map of Kubernetes, any name
+        part = referred(whole, part)
+    return part
+
+
+def referred(whole: Object, part: Any) -> Any:
+    """A part of a schema, or the definition that it refers to."""
+    return whole["definitions"][part["$ref"].rpartition("/")[2]] if isinstance(part, dict) and "$ref" in part else part

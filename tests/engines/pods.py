@@ -1,6 +1,6 @@
 """Runs the pods of a rendered chart as containers of the Docker engine, by the rules of the kubelet that matter to them.
 
-The same image, command, environment, process 1, user and groups, read-only root, capabilities, memory limit and mounts;
+The same image, command, environment, user and groups, read-only root, capabilities, memory limit and mounts;
 secrets as files with their owner and mode behind the symbolic links that the kubelet makes; empty volumes that hide what the
 image has there; a disk with a `lost+found`. A field of a pod that is neither translated nor listed in IGNORED fails the test,
 so that nothing is left out unseen. Resource requests, placement and network policies have no counterpart.
@@ -24,11 +24,10 @@ from typing import Any
 from engines.chart import Object
 
 HELPER = "gem-server:chart-test"  # makes volumes as root, which owns what the kubelet makes
-POD = {"containers", "initContainers", "volumes", "securityContext", "restartPolicy", "terminationGracePeriodSeconds",
-       "shareProcessNamespace"}  # fmt: skip
+POD = {"containers", "initContainers", "volumes", "securityContext", "restartPolicy", "terminationGracePeriodSeconds"}
 CONTAINER = {"name", "image", "command", "args", "env", "volumeMounts", "securityContext", "resources"}
 IGNORED = {"serviceAccountName", "automountServiceAccountToken", "enableServiceLinks", "imagePullPolicy", "ports",
-           "terminationMessagePolicy", "startupProbe", "readinessProbe", "livenessProbe"}  # fmt: skip
+           "terminationMessagePolicy", "startupProbe", "readinessProbe", "livenessProbe", "affinity"}  # fmt: skip
 # Of Docker's own, the default profile is what Kubernetes calls RuntimeDefault.
 POD_CONTEXT = {"runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "seccompProfile"}
 CONTAINER_CONTEXT = {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"}
@@ -62,9 +61,16 @@ class Container:
         return None if state["Running"] else int(state["ExitCode"])
 
     @property
-    def address(self) -> str:
+    def addresses(self) -> tuple[str, str]:
+        """The addresses of IPv4 and, in brackets, IPv6."""
         (network,) = self._inspect()["NetworkSettings"]["Networks"].values()
-        return str(network["IPAddress"])
+        return network["IPAddress"], f"[{network['GlobalIPv6Address']}]"
+
+    def lose_ipv4(self) -> None:
+        """Leaves it its IPv6 address alone, as in a cluster without IPv4. Needs root."""
+        process = str(self._inspect()["State"]["Pid"])
+        command = ["nsenter", "--target", process, "--net", "ip", "-4", "address", "flush", "dev", "eth0"]
+        subprocess.run(command, check=True, timeout=60)
 
     def logs(self) -> str:
         done = subprocess.run(["docker", "logs", self.name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
@@ -78,12 +84,12 @@ class Container:
         return docker("exec", self.name, *command, check=check)
 
     def probe(self, probe: str) -> bool:
-        """Probes the container once, as the kubelet does."""
+        """Probes the container once, as the kubelet does, over IPv6."""
         wanted = self.spec[probe]
         ports = {port["name"]: port["containerPort"] for port in self.spec["ports"]}
         get = wanted["httpGet"]
         try:
-            url = f"http://{self.address}:{ports[get['port']]}{get['path']}"
+            url = f"http://{self.addresses[1]}:{ports[get['port']]}{get['path']}"
             with urllib.request.urlopen(url, timeout=wanted["timeoutSeconds"]):
                 return True
         except OSError:  # refused, too late, or answered with an error
@@ -103,7 +109,8 @@ class Cluster:
         self._secrets, self._config_maps = secrets_, config_maps
         self._containers: list[str] = []
         self._volumes: list[str] = []
-        docker("network", "create", self.id)
+        subnet = f"fd00:{':'.join(secrets.token_hex(2) for _ in range(3))}::/64"
+        docker("network", "create", "--ipv6", "--subnet", subnet, self.id)
 
     def close(self) -> None:
         for container in self._containers:
@@ -225,7 +232,6 @@ class Pod:
             "--entrypoint", spec["command"][0],
         ]  # fmt: skip
         options += [f"--network-alias={alias}" for alias in self._aliases]
-        options += ["--init"] if self.spec.get("shareProcessNamespace") else []  # process 1 is not the program
         options += ["--read-only"] if context["readOnlyRootFilesystem"] else []
         options += [] if context["allowPrivilegeEscalation"] else ["--security-opt", "no-new-privileges"]
         options += [f"--cap-drop={each}" for each in context["capabilities"]["drop"]]

@@ -14,11 +14,12 @@ import helm_python
 import kubernetes_validate
 import pytest
 import yaml
-from engines.chart import CHART, CI, ROOT, Object, environment, found, objects, pod_specs, rendered, values_of
+from engines.chart import CHART, CI, ROOT, Object, environment, found, objects, pod_specs, rendered, schema_of, values_of
 from gem_api import __version__
 
-NEWEST, OLDEST = "1.37", "1.29"  # the oldest of Chart.yaml; what both have, those in between have
+NEWEST, *OLDER = "1.37", "1.33", "1.29"  # the oldest of Chart.yaml
 OPERATORS = {
+    "keda.sh/v1alpha1": "cloudcoil.models.keda.v1alpha1",
     "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
     "cert-manager.io/v1": "cloudcoil.models.cert_manager.v1",
 }
@@ -40,7 +41,7 @@ def test_every_object_fits_the_schema_of_its_kind(name: str) -> None:
         if module := OPERATORS.get(each["apiVersion"]):
             getattr(pytest.importorskip(module), each["kind"]).model_validate(each, extra="forbid")
         else:
-            for version in (NEWEST, OLDEST):
+            for version in (NEWEST, *OLDER):
                 kubernetes_validate.validate(each, version, strict=True)
 
 
@@ -56,7 +57,7 @@ def test_the_version_is_the_projects() -> None:
 def test_pods_have_no_rights(name: str) -> None:
     of = objects(values_of(name))
     for owner, spec in pod_specs(of).items():
-        assert spec["shareProcessNamespace"] is True, f"{owner}: as PID 1 a program would ignore SIGTERM until it has a handler"
+        assert "shareProcessNamespace" not in spec, owner
         assert spec["automountServiceAccountToken"] is False, owner
         context = spec["securityContext"]
         assert (context["runAsNonRoot"], context["runAsUser"], context["fsGroup"]) == (True, 10001, 10001), owner
@@ -69,6 +70,11 @@ def test_pods_have_no_rights(name: str) -> None:
                 "capabilities": {"drop": ["ALL"]},
             }, owner
             assert "memory" in container["resources"]["limits"], owner
+            if "/gem-" in f"/{container['image']}":
+                assert container["command"][:2] == ["tini", "--"], (
+                    f"{owner}: as PID 1 a program ignores SIGTERM until it has a handler"
+                )
+        assert all("sizeLimit" in volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume), owner
     assert not [each for each in of if each["kind"] in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")]
 
 
@@ -89,6 +95,9 @@ def test_scaling_changes_the_job_in_place_and_nothing_but_the_number() -> None:
     assert before["spec"].pop("parallelism") == 4
     assert before == after
     indexed = job(parallelism=9, indexed=True)
+    assert (indexed["spec"]["backoffLimitPerIndex"], "backoffLimit" in indexed["spec"]) == (100, False), (
+        "no pod waits for others"
+    )
     assert (indexed["spec"]["completions"], indexed["spec"]["parallelism"]) == (9, 9)
     assert job(parallelism=4, indexed=True)["metadata"]["name"] == indexed["metadata"]["name"]
 
@@ -149,12 +158,13 @@ def test_names_that_look_like_numbers_stay_names() -> None:
         "server": {
             "image": {"repository": "12", "tag": "30"},
             "persistence": {"storageClass": "1e3"},
-            "priorityClassName": "10",
+            "pod": {"priorityClassName": "10"},
+            "serviceAccount": {"name": "8"},
         },
-        "worker": {"queue": "1", "data": {"existingClaim": "2"}, "priorityClassName": "3", "runtimeClassName": "4"},
+        "worker": {"queue": "1", "data": {"existingClaim": "2"}, "pod": {"priorityClassName": "3", "runtimeClassName": "4"}},
         "auth": {"existingSecret": "5"},
         "tls": {"existingSecret": "6"},
-        "serviceAccount": {"name": "8"},
+        "commonLabels": {"year": "2026"},
     }
     for each in objects(values):
         kubernetes_validate.validate(each, NEWEST, strict=True)
@@ -166,9 +176,26 @@ def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
     assert {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "old-run"}} in spec["template"]["spec"]["volumes"]
 
 
-def test_the_largest_backoff_limit_is_a_whole_number() -> None:
+def test_large_numbers_stay_whole_numbers() -> None:
     limit = job(backoffLimit=2**31 - 1)["spec"]["backoffLimit"]
     assert (limit, type(limit)) == (2**31 - 1, int)
+    user = pod_specs(objects({"podSecurityContext": {"runAsUser": 1_000_690_000}}))["StatefulSet demo-gem-server"][
+        "securityContext"
+    ]
+    assert (user["runAsUser"], type(user["runAsUser"])) == (1_000_690_000, int)
+
+
+def test_a_finished_job_stays_unless_a_time_is_given() -> None:
+    assert "ttlSecondsAfterFinished" not in job()["spec"]
+    assert job(ttlSecondsAfterFinished=0)["spec"]["ttlSecondsAfterFinished"] == 0
+    assert job(ttlSecondsAfterFinished=9)["metadata"]["name"] == job()["metadata"]["name"]
+
+
+def test_servers_of_one_model_prefer_a_node_each() -> None:
+    spec = found(objects({"server": {"ranges": 2}}), "StatefulSet")["spec"]
+    (term,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"] == {"topologyKey": "kubernetes.io/hostname", "labelSelector": spec["selector"]}
+    assert "affinity" not in found(objects(), "StatefulSet")["spec"]["template"]["spec"]
 
 
 def test_nothing_that_cannot_be_upgraded_holds_the_charts_version() -> None:
@@ -176,19 +203,6 @@ def test_nothing_that_cannot_be_upgraded_holds_the_charts_version() -> None:
     stateful = found(objects(), "StatefulSet")["spec"]
     fixed = [stateful["selector"], stateful["volumeClaimTemplates"], found(objects(), "Deployment")["spec"]["selector"]]
     assert "0.1.0" not in json.dumps(fixed)
-
-
-def allowed(policy: Object, port: int) -> list[Object]:
-    """The peers that a policy lets reach a port; fails at a rule without peers, which lets everybody in."""
-    rules = [rule for rule in policy["spec"].get("ingress", []) if {"port": port} in rule["ports"]]
-    assert all(rule["from"] for rule in rules)
-    return [peer for rule in rules for peer in rule["from"]]
-
-
-def test_no_peer_of_the_metrics_means_that_nobody_reaches_them() -> None:
-    closed = objects({"networkPolicy": {"metricsFrom": []}})
-    assert allowed(found(closed, "NetworkPolicy", "server"), 9464) == []
-    assert allowed(found(closed, "NetworkPolicy", "worker"), 9465) == []
 
 
 PAGES = (CHART / "README.md", ROOT / "docs/guides/kubernetes.md")
@@ -207,14 +221,23 @@ def test_a_page_names_objects_that_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_names_values_that_exist(page: Path) -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    text = page.read_text(encoding="utf-8")
-    paths = re.findall(r"(?:--set |`)([a-z]\w*(?:\.\w+)+)(?=[=:`])", text)
+    known = schema_of("")["properties"]
+    paths = re.findall(r"(?:--set |`)([a-z]\w*(?:\.\w+)+)(?=[=:`])", page.read_text(encoding="utf-8"))
     files = {"tls.crt", "tls.key"}  # of a Secret
-    paths = [path for path in paths if path.partition(".")[0] in schema["properties"] and path not in files]
+    paths = [path for path in paths if path.partition(".")[0] in known and path not in files]
     assert len(paths) >= 3
     for path in paths:
-        part = schema
-        for name in path.split("."):
-            part = part.get("properties", {}).get(name) or part["additionalProperties"]  # a Kubernetes map
-            assert part, f"{page.name}: there is no value {path}"
+        assert schema_of(path), f"{page.name}: there is no value {path}"
+
+
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGES[1].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_values_that_the_page_shows_are_accepted_and_valid(block: int) -> None:
+    values = yaml.safe_load(BLOCKS[block])
+    of = objects(values)
+    for each in of:
+        if "gateway" not in each["apiVersion"]:
+            kubernetes_validate.validate(each, NEWEST, strict=True)
+    assert len(BLOCKS) == 2

@@ -47,9 +47,10 @@ def test_the_pod_makes_a_backup_with_what_it_has(tmp_path: Path, monkeypatch: py
         there["GEM_CHECKPOINT_TO"] = str(tmp_path / variables["GEM_CHECKPOINT_TO"].removeprefix(mount).strip("/") / "b")
         for seconds in range(2):
             monkeypatch.setattr("gem_ctl.backups.command.time", lambda now=seconds: now)
-            command, *arguments = container["command"]
+            *start, command = container["command"][:3]
+            arguments = container["command"][3:]
             done = CliRunner().invoke(main, arguments, env=variables | there)
-            assert (command, done.exit_code) == ("gem-ctl", 0), done.output
+            assert (start, command, done.exit_code) == (["tini", "--"], "gem-ctl", 0), done.output
     assert [path.name for path in (tmp_path / "b").iterdir()] == [backup.name_of(live.core.run_id, 1)]
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from engines.chart import found, objects
 from engines.monitoring import Release, endpoints, pods, render, scrape_config
 from gem_client import Admin
 from gem_dashboards.boards import ALERTS, DASHBOARDS
@@ -103,6 +104,13 @@ class Watched:
         )
         assert len(found) == 1, found
         return dict(found[0])
+
+
+def scaling_query(name: str) -> str:
+    """What KEDA asks Prometheus for a release of this name."""
+    autoscaling = {"worker": {"autoscaling": {"enabled": True}}, "metrics": {"serviceMonitor": {"enabled": True}}}
+    (trigger,) = found(objects(autoscaling, name), "ScaledObject")["spec"]["triggers"]
+    return str(trigger["metadata"]["query"])
 
 
 @contextmanager
@@ -200,6 +208,16 @@ def test_the_workers_of_the_other_run_are_on_no_panel(watched: Watched) -> None:
     (largest,) = [expr for expr in queries if expr.startswith('max(process_resident_memory_bytes{job="gem-worker"}')]
     at = time.time()
     assert watched.client.value(fill_in(largest, watched.second.instance, WINDOW), at) == watched.client.value(ours, at)
+
+
+# -- the number of workers
+
+
+def test_the_autoscaler_is_told_how_many_workers_of_its_run_compute(watched: Watched) -> None:
+    for run in (watched.first, watched.second):
+        query = scaling_query(run.release.name).replace("[2m]", f"[{WINDOW:g}s]")
+        count = len(run.workers)
+        wait_until(partial(watched.has, f"({query}) > {0.7 * count} < {1.1 * count}"), f"{count} workers that compute: {query}")
 
 
 # -- faults

@@ -35,9 +35,10 @@ def started(of: list[Object], index: int, folder: Path) -> dict[str, str]:
     names = [each["name"] for each in one["env"]]
     assert names.index("POD_INDEX") < names.index("GEM_RANGE"), "Kubernetes replaces only variables that come before"
     variables = {name: value.replace("$(POD_INDEX)", str(index)) for name, value in environment(one).items()}
-    program = folder / "gem-server"
-    program.write_text("#!/bin/sh\nenv\n")
-    program.chmod(0o755)
+    for name, script in {"gem-server": "env", "tini": 'shift; exec "$@"'}.items():
+        program = folder / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
     path = {"PATH": f"{folder}:{os.environ['PATH']}", "POD_INDEX": str(index)}
     said = subprocess.run(one["command"], env=variables | path, capture_output=True, text=True, check=True, timeout=60).stdout
     return dict(line.split("=", 1) for line in said.splitlines())
@@ -75,8 +76,8 @@ def test_workers_are_the_same_as_with_one_server() -> None:
     """So a run with another number of servers needs no other image, and nothing else in the release changes."""
 
     def by_name(values: Object) -> dict[tuple[str, str], Object]:
-        # An existing Secret, because the chart's own has random tokens.
-        of = objects(values | {"auth": {"existingSecret": "tokens"}})
+        # Existing Secrets, because the chart's own are random.
+        of = objects(values | {"auth": {"existingSecret": "tokens"}, "tls": {"existingSecret": "certificate"}})
         return {(each["kind"], each["metadata"]["name"]): each for each in of}
 
     one, two = by_name({}), by_name({"server": {"ranges": 2}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import click
 import helm_python
 import pytest
-from engines.chart import CHART, CI, Object, environment, found, objects, pod_specs, rendered, values_of
+from engines.chart import CHART, CI, Object, environment, found, objects, pod_specs, referred, rendered, schema_of, values_of
 from gem_api.hyperparameters import RULES
 from gem_api.named_settings import NAMES
 from gem_api.process.settings_file import key as key_of
@@ -41,7 +40,16 @@ def leaves(values: Object, path: str = "") -> Iterator[str]:
 def test_every_value_has_a_comment() -> None:
     lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
     sections = {"server", "worker", "evaluator", "config", "persistence", "pdb", "data", "certManager", "issuerRef"}
-    sections |= {"metrics", "serviceMonitor", "prometheusRule", "dashboards", "serviceAccount", "image", "tls", "auth"}
+    sections |= {"autoscaling"} | {
+        "metrics",
+        "serviceMonitor",
+        "prometheusRule",
+        "dashboards",
+        "serviceAccount",
+        "image",
+        "tls",
+        "auth",
+    }
     of_kubernetes = "requests|limits|cpu|memory|matchLabels|kubernetes|runAs|fsGroup|seccomp|type|read|allow|cap|drop"
     freely = rf"^ *(- |grafana_dashboard|{of_kubernetes})"
     for number, line in enumerate(lines):
@@ -52,19 +60,31 @@ def test_every_value_has_a_comment() -> None:
 
 def test_the_schema_knows_every_value_of_the_chart() -> None:
     """An object without additionalProperties takes any key: only objects that belong to Kubernetes may."""
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    foreign = {"global", "podSecurityContext", "securityContext", "nodeAffinity", "podAffinity", "podAntiAffinity", "valueFrom",
-               "namespaceSelector", "podSelector", "ipBlock"}  # fmt: skip
+    whole = schema_of("")
+    foreign = {
+        "global",
+        "podSecurityContext",
+        "securityContext",
+        "valueFrom",
+        "claim",
+        "namespaceSelector",
+        "podSelector",
+        "ipBlock",
+    }
+    foreign |= schema_of("server.pod")["properties"].keys() | schema_of("server.container")["properties"].keys()
+    foreign |= schema_of("server.pod.affinity")["properties"].keys()
 
     def open_objects(part: Object, name: str) -> Iterator[str]:
+        part = referred(whole, part)
         if part.get("type") == "object" and "additionalProperties" not in part:
             yield name
         for key, child in part.get("properties", {}).items():
             yield from open_objects(child, key)
-        if "items" in part and part["items"].get("properties"):
-            yield from open_objects(part["items"], name)
+        items = referred(whole, part.get("items", {}))
+        if items.get("properties"):
+            yield from open_objects(items, name)
 
-    assert set(open_objects(schema, "values")) <= foreign
+    assert set(open_objects(whole, "values")) <= foreign
 
 
 WRONG: list[tuple[Object, str]] = [
@@ -74,7 +94,17 @@ WRONG: list[tuple[Object, str]] = [
     ({"worker": {"parallelism": -1}}, "/worker/parallelism"),
     ({"worker": {"parallelism": 2.5}}, "/worker/parallelism"),
     ({"config": {"listen": "x"}}, "listen"),
-    ({"worker": {"tolerations": [{"keey": "x"}]}}, "keey"),
+    ({"worker": {"pod": {"tolerations": [{"keey": "x"}]}}}, "keey"),
+    ({"worker": {"pod": {"nodeSelektor": {}}}}, "nodeSelektor"),
+    ({"server": {"container": {"command": ["sh"]}}}, "command"),
+    ({"server": {"persistence": {"size": "ten"}}}, "/server/persistence/size"),
+    ({"server": {"persistence": {"size": 0}}}, "/server/persistence/size"),
+    ({"server": {"resources": {"limits": {"memory": "2GiB"}}}}, "/server/resources/limits/memory"),
+    ({"worker": {"resources": {"requests": {"cpu": "one"}}}}, "/worker/resources/requests/cpu"),
+    ({"server": {"image": {"digest": "sha256:12"}}}, "/server/image/digest"),
+    ({"config": {"memory_limit": "3G"}}, "config.memory_limit (3G) is more than server.resources.limits.memory (2Gi)"),
+    ({"config": {"memory_limit": 2**31 + 1}}, "is more than server.resources.limits.memory (2Gi)"),
+    ({"config": {"memory_limit": "1.9GiB"}, "server": {"resources": {"limits": {"memory": "1900M"}}}}, "config.memory_limit"),
     ({"worker": {"resources": {"limit": {}}}}, "limit"),
     ({"config": {"rule": "gme"}}, "/config/rule"),
     ({"config": {"rule": ["gem"]}}, "/config/rule"),
@@ -89,17 +119,31 @@ WRONG: list[tuple[Object, str]] = [
     ({"metrics": {"serviceMonitor": {"interval": "15"}}}, "/metrics/serviceMonitor/interval"),
     ({"metrics": {"serviceMonitor": {"interval": "5m"}}}, "/metrics/serviceMonitor/interval"),
     ({"metrics": {"serviceMonitor": {"interval": "31s"}}}, "/metrics/serviceMonitor/interval"),
-    ({"podLabels": {"app.kubernetes.io/component": "server"}}, "app.kubernetes.io/component"),
+    ({"commonLabels": {"app.kubernetes.io/component": "server"}}, "app.kubernetes.io/component"),
+    ({"worker": {"pod": {"labels": {"app.kubernetes.io/name": "x"}}}}, "app.kubernetes.io/name"),
     ({"fullnameOverride": "2026"}, "/fullnameOverride"),
     ({"config": {"epochs": 0}}, "the run has no limit"),
     ({"config": {"steps": 10}}, "config.steps needs worker.indexed: true"),
-    ({"worker": {"extraEnv": [{"name": "GEM_TASK", "value": "x"}]}}, "worker.extraEnv: GEM_TASK is set already"),
-    ({"evaluator": {"extraEnv": [{"name": "GEM_SERVER", "value": "x"}]}}, "evaluator.extraEnv: GEM_SERVER is set already"),
-    ({"server": {"extraEnv": [{"name": "GEM_CONFIG", "value": "x"}]}}, "server.extraEnv: GEM_CONFIG is set already"),
-    ({"server": {"extraEnv": [{"name": "A"}, {"name": "A"}]}}, "server.extraEnv: A is set already"),
+    ({"worker": {"container": {"env": [{"name": "GEM_TASK", "value": "x"}]}}}, "worker.container.env: GEM_TASK is set already"),
+    (
+        {"evaluator": {"container": {"env": [{"name": "GEM_SERVER", "value": "x"}]}}},
+        "evaluator.container.env: GEM_SERVER is set already",
+    ),
+    (
+        {"server": {"container": {"env": [{"name": "GEM_CONFIG", "value": "x"}]}}},
+        "server.container.env: GEM_CONFIG is set already",
+    ),
+    ({"server": {"container": {"env": [{"name": "A"}, {"name": "A"}]}}}, "server.container.env: A is set already"),
     ({"config": {"until_stopped": True}}, "config.until_stopped contradicts"),
     ({"tls": {"existingSecret": "a", "certManager": {"enabled": True}}}, "tls.existingSecret"),
     ({"tls": {"certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
+    ({"tls": {"enabled": False, "existingSecret": "a"}}, "tls.enabled is false, but tls names a certificate"),
+    ({"worker": {"autoscaling": {"enabled": True}}}, "metrics.serviceMonitor.enabled"),
+    (
+        {"worker": {"autoscaling": {"enabled": True}, "indexed": True}},
+        "whose pods have no numbers: set worker.indexed to false",
+    ),
+    ({"worker": {"autoscaling": {"waiting": 1}}}, "/worker/autoscaling/waiting"),
     ({"worker": {"indexed": True, "parallelism": 0}}, "worker.parallelism"),
     ({"server": {"ranges": 0}}, "/server/ranges"),
     ({"server": {"ranges": 1.5}}, "/server/ranges"),
@@ -107,7 +151,10 @@ WRONG: list[tuple[Object, str]] = [
     ({"server": {"ranges": 2}, "config": {"durability": None}}, "config.durability: log"),
     ({"server": {"ranges": 2, "persistence": {"enabled": False}}}, "server.persistence.enabled"),
     ({"server": {"ranges": 2, "persistence": {"existingClaim": "a"}}}, "server.persistence.existingClaim"),
-    ({"server": {"ranges": 2, "extraEnv": [{"name": "GEM_PEERS"}]}}, "server.extraEnv: GEM_PEERS is set already"),
+    (
+        {"server": {"ranges": 2, "container": {"env": [{"name": "GEM_PEERS"}]}}},
+        "server.container.env: GEM_PEERS is set already",
+    ),
     ({"config": {"peers": "a:1"}}, "peers"),
 ]
 
@@ -117,6 +164,24 @@ def test_a_wrong_value_is_refused_by_its_name(values: Object, named: str) -> Non
     with pytest.raises(helm_python.HelmError) as refused:
         rendered(values)
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("memory_limit", "memory"),
+    [
+        ("2G", "2Gi"),
+        ("1.5g", "2G"),
+        (2**31, "2Gi"),
+        ("2G", "2.5e9"),
+        ("1T", "1Ti"),
+        (0, "2Gi"),
+        ("1G", 2**30),
+        ("100M", "200000000000m"),
+    ],
+    ids=str,
+)
+def test_a_memory_limit_within_the_containers_is_accepted(memory_limit: Any, memory: Any) -> None:
+    rendered({"config": {"memory_limit": memory_limit}, "server": {"resources": {"limits": {"memory": memory}}}})
 
 
 def test_a_refused_rule_lists_the_rules() -> None:
@@ -161,7 +226,7 @@ def test_every_command_accepts_the_environment_and_the_file_of_its_container(
     release = objects(values_of(name))
     for spec in pod_specs(release).values():
         container = spec["containers"][0]
-        command = "gem-server" if container["name"] == "server" else container["command"][0]
+        command = "gem-server" if container["name"] == "server" else container["command"][2]
         if command in COMMANDS:
             variables = {name: value.replace("$(POD_INDEX)", "0") for name, value in environment(container).items()}
             (folder,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "config"]
@@ -205,7 +270,13 @@ def test_every_setting_reaches_its_command_with_its_value(
 ) -> None:
     given = {name: odd_value(name, each) for name, each in GENERATE.schema()["properties"].items()}
     given |= {"epochs": 0, "steps": 0, "local_steps": 1_000}
-    got = accepted(f"gem-{component}", {}, tmp_path, objects({"config": given}), monkeypatch)
+    got = accepted(
+        f"gem-{component}",
+        {},
+        tmp_path,
+        objects({"config": given, "server": {"resources": {"limits": {"memory": "4Gi"}}}}),
+        monkeypatch,
+    )
     settings = GENERATE.settings(component)
     assert settings
     for name, param in settings.items():

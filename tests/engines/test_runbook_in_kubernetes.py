@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
-from typing import Any
 
 import pytest
 import yaml
-from engines.chart import CHART, ROOT
+from engines.chart import ROOT, schema_of
 from engines.monitoring import render
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -30,13 +28,7 @@ def test_the_names_of_objects_are_those_of_the_release_digits() -> None:
 
 @pytest.mark.parametrize("path", VALUES)
 def test_every_value_is_one_of_the_chart(path: str) -> None:
-    schema: Any = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    for name in path.split("."):
-        known = schema.get("properties", {})
-        assert name in known or schema.get("additionalProperties") is not False, f"no value {path}: {sorted(known)}"
-        if name not in known:
-            return
-        schema = known[name]
+    assert schema_of(path)
 
 
 def test_values_are_found() -> None:

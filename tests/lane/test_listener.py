@@ -30,11 +30,12 @@ def test_the_usual_port_is_the_one_after_that_of_grpc() -> None:
     assert ServerConfig(listen="10.0.0.1:50051").lane_address == "10.0.0.1:50052"
 
 
-def test_a_lane_on_every_address_is_reached_by_both_families() -> None:
-    with serving(config(lane_listen="0.0.0.0:0")) as live, wired(live) as wire:
+@pytest.mark.parametrize("every", ["0.0.0.0:0", "[::]:0"])
+def test_grpc_and_the_lane_on_every_address_are_reached_by_both_families(every: str) -> None:
+    with serving(config(listen=every, lane_listen=every)) as live, wired(live) as wire:
         worker = wire.started("worker")
-        port = live.server.parts.lane._listener.port
-        for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, port)):
-                pass
+        for port in (int(live.address.rpartition(":")[2]), live.server.parts.lane._listener.port):
+            for host in ("127.0.0.1", "::1"):
+                with socket.create_connection((host, port)):
+                    pass
         assert worker.commit()[0].version == 1

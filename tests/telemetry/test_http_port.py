@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +127,19 @@ def test_a_worker_still_serves_its_metrics_on_any_path() -> None:
         with socket.create_connection((host, int(port)), DEADLINE) as client:
             client.sendall(b"GET " + path + b" HTTP/1.0\r\n\r\n")
             assert b"process_cpu_seconds_total" in answer(client)
+
+
+@pytest.mark.parametrize("host", ["[::]", "0.0.0.0", ""])
+@pytest.mark.parametrize("reached", [("127.0.0.1", "::1"), ("127.0.0.1",)], ids=["both families", "a machine without IPv6"])
+def test_every_address_means_those_that_the_machine_has(
+    host: str, reached: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: "::1" in reached)
+    port = int(serve_metrics(f"{host}:0", CollectorRegistry()).rpartition(":")[2])
+    for at in ("127.0.0.1", "::1"):
+        with suppress(ConnectionRefusedError) if at not in reached else nullcontext():
+            socket.create_connection((at, port), DEADLINE).close()
+            assert at in reached
 
 
 def test_an_address_that_is_taken_gets_one_line_that_says_what_to_do(served: Served) -> None:

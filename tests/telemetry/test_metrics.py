@@ -172,6 +172,19 @@ def test_gauges_say_what_is_so_when_they_are_asked() -> None:
     assert watch.values("gem_shards", "state") == {"pending": 1, "leased": 1, "completed": 1}
 
 
+def test_a_run_is_complete_once_its_last_shard_is() -> None:
+    watch = watched(shard_size=100, epochs=1)
+    assert watch.value("gem_run_complete") == 0
+    for number in (1, 2):
+        watch.core.lease_shard("lease-1", 200, 0.0)
+        assert watch.value("gem_run_complete") == 0
+        watch.core.complete_shard("lease-1", number, 0.0)
+    assert watch.value("gem_run_complete") == 1
+    watch.core.leave("lease-1")
+    watch.core.leave("lease-2")
+    assert watch.value("gem_run_complete") == 1
+
+
 def test_timings_and_staleness_are_histograms() -> None:
     watch = watched()
     watch.commit("lease-1", waited=0.03)

@@ -16,7 +16,7 @@ from gem_api.wire import WIRE_FORMATS
 from gem_ctl.amounts import BitsPerSecond, Count, Counts
 from gem_ctl.planning.outcome import outcome
 from gem_ctl.planning.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, one_server_only, plan
-from gem_ctl.planning.scenario import Scenario, Slow
+from gem_ctl.planning.scenario import Scenario, Slow, workers_that_pay
 from gem_ctl.planning.table import show
 
 _MAX_FACTOR = 1000
@@ -72,7 +72,7 @@ def plan_run(
     workers: tuple[int, ...], spread: float, slow: tuple[Slow, ...], rtt: float, bandwidth: float | None, as_json: bool,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Predicts what a run needs: the server's memory, the network traffic, and how many workers one server can serve.
+    """Predicts what a run needs: the server's memory, the network traffic, and how many workers pay.
 
     For each number of workers it simulates the run in time: workers compute, send commits, wait in the server's queue and get
     answers. Nothing is trained. Staleness τ and the queue are counted in commits; "idle" is the share of the time in which
@@ -94,7 +94,8 @@ def plan_run(
     scenario = Scenario(described, spread=spread, slow=slow, latency=rtt / 2, bandwidth=bandwidth or 0.0)
     outcomes = [outcome(replace(scenario, setup=replace(described, workers=count))) for count in workers]
     if as_json:
-        found = {"scenario": asdict(scenario), "plan": asdict(plan(described)), "outcomes": list(map(asdict, outcomes))}
+        found = {"scenario": asdict(scenario), "plan": asdict(plan(described)), "workers_that_pay": workers_that_pay(scenario)}
+        found["outcomes"] = list(map(asdict, outcomes))
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         click.echo(show(scenario, outcomes))

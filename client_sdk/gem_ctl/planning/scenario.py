@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from gem_ctl.planning.plan import MEASURED, Costs, Setup, server_seconds, transf
 # What TCP fills of a link with tensors while both directions are busy: the rest is headers, acknowledgements, and what it sends
 # again. `iperf3 --bidir` gets as much on the link of `python -m benchmarks.network`.
 FILLED = 0.8
+_MIXED = 1000  # workers that are enough for the shares of all speeds
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,15 @@ def alone(of: Times) -> Column:
 def bottleneck(of: Times) -> float:
     """The least seconds from one commit to the next: the server's, or those of its link."""
     return max(of.server, of.up.server, of.down.server)
+
+
+def workers_that_pay(scenario: Scenario) -> int:
+    """The number of workers up to which each brings about as many commits as one alone: as many as fill the server or its link.
+
+    Further ones mostly wait. The setup's own number of workers does not count. Raises InvalidRequest for an unknown format.
+    """
+    of = times(replace(scenario, setup=replace(scenario.setup, workers=_MIXED)))
+    return max(1, math.floor(1 / (bottleneck(of) * float(np.mean(1 / alone(of))))))
 
 
 def _network(scenario: Scenario) -> tuple[Network, Network]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gem_ctl import text
 from gem_ctl.planning.outcome import Distribution, Outcome
 from gem_ctl.planning.plan import Plan, plan
-from gem_ctl.planning.scenario import Scenario
+from gem_ctl.planning.scenario import Scenario, workers_that_pay
 
 _COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "max", "queue", "max", "wait", "idle",
             "memory")  # fmt: skip
@@ -16,16 +16,17 @@ _COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "m
 def show(scenario: Scenario, outcomes: list[Outcome]) -> str:
     """What the run needs, then a line for each number of workers. Staleness τ is in commits, the queue in waiting commits."""
     planned = plan(scenario.setup, scenario.costs)
-    parts = ["\n".join(f"{name:<14} {value}" for name, value in _needs(planned).items())]
+    parts = ["\n".join(f"{name:<14} {value}" for name, value in _needs(scenario, planned).items())]
     parts.append(_aligned([_COLUMNS, *map(_row, outcomes)]))
     if any(len(outcome.groups) > 1 for outcome in outcomes):
         parts.append(_aligned(list(_speeds(outcomes))))
     return "\n\n".join([*parts, *_notes(scenario, outcomes)])
 
 
-def _needs(planned: Plan) -> dict[str, str]:
+def _needs(scenario: Scenario, planned: Plan) -> dict[str, str]:
     """What is said of the server holds for each of several."""
     each = f"on each of {planned.servers}, " if planned.servers > 1 else ""
+    pays = workers_that_pay(scenario)
     part = f", {text.size(planned.commit_bytes / planned.servers)} of them at each server" if planned.servers > 1 else ""
     return {
         "server memory": f"{each}{text.size(planned.fixed_bytes)}, and {text.size(planned.worker_bytes)} per worker",
@@ -33,7 +34,7 @@ def _needs(planned: Plan) -> dict[str, str]:
         if planned.commit_bytes
         else "headers only: tensors pass through shared memory",
         "server time": f"{text.brief(planned.server_seconds)} per commit",
-        "full at": f"{planned.full_at:,.3g} workers; more workers bring no more commits",
+        "pays up to": f"{pays:,} worker{'s' * (pays > 1)}; further ones mostly wait",
     }
 
 

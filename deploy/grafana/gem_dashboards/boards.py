@@ -47,6 +47,7 @@ ALERTS = number(
 # 1 min is the step in which Grafana looks for events, and holds two scrapes that are 30 s apart.
 EVENTS = (
     Event("Server restarted", f"changes(process_start_time_seconds[1m]) > 0 {OF_RUN}", "red"),
+    Event("Run complete", f"changes(gem_run_complete{LEAD}[1m]) > 0", "green"),
     Event("Server drains", f"gem_draining == 1 {OF_RUN}", "orange"),
     Event("Evaluation", f"changes(gem_evaluation_loss{LEAD}[1m]) > 0", "blue", shown=False),  # there are many
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from typing import Any
 
 DEFAULT_PORT = 50051
 _EXAMPLE = f"localhost:{DEFAULT_PORT}"
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
 _GRPC_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:")
 
 
@@ -64,6 +66,22 @@ def is_tcp_address(address: str) -> bool:
     """Whether it is a "host:port" to listen on, with a port from 0 to 65535."""
     host, _, port = address.rpartition(":")
     return bool(host) and host != "unix" and re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= 65535
+
+
+def where_to_listen(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+    """The address family and the address for a socket that listens on a host: a name, or an IP address without brackets.
+
+    A host that means every address ("", "0.0.0.0" or "::") is one of IPv6 if the machine has that. The caller turns
+    `IPV6_V6ONLY` off, so that the socket serves IPv4 too. gRPC does the same.
+
+    Raises:
+        OSError, OverflowError: The host is unknown, or there is no such port.
+    """
+    if host in _EVERY_ADDRESS:
+        return (socket.AF_INET6, ("::", port)) if socket.has_dualstack_ipv6() else (socket.AF_INET, ("0.0.0.0", port))
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)  # of localhost: 127.0.0.1
+    return family, address
 
 
 def _what_is_wrong(text: str, host: str, port: str) -> str:

@@ -15,6 +15,8 @@ from wsgiref.types import WSGIApplication
 from prometheus_client import ProcessCollector, make_wsgi_app
 from prometheus_client.registry import CollectorRegistry
 
+from gem_api.process.addresses import where_to_listen
+
 MAX_CONNECTIONS = 32  # beyond that, a new connection ends the oldest one
 _PAUSE_SECONDS = 0.1  # after an error that may come again at once
 MAX_SECONDS = 10.0  # that a connection may last, from its start to the end of the response
@@ -24,7 +26,7 @@ class HttpPort(ThreadingMixIn, WSGIServer):
     """Serves a WSGI application: one request a connection, each in a thread of its own.
 
     Args:
-        host: A host name or an IPv4 or IPv6 address.
+        host: A host name or an IPv4 or IPv6 address; "", "0.0.0.0" and "::" all mean every address of both.
         port: 0 for a free one; `server_port` has the result.
         app: The application.
         clock: Returns monotonic seconds.
@@ -37,12 +39,17 @@ class HttpPort(ThreadingMixIn, WSGIServer):
     request_queue_size = 128
 
     def __init__(self, host: str, port: int, app: WSGIApplication, clock: Callable[[], float] = time.monotonic) -> None:
-        self.address_family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family, address = where_to_listen(host, port)
         self._clock = clock
         self._lock = threading.Lock()
         self._began: dict[socket.socket, float] = {}  # the open connections, oldest first
         super().__init__((str(address[0]), port), _Handler)
         self.set_app(app)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def start(self) -> None:
         """Serves in the background, until the process ends."""
@@ -108,7 +115,7 @@ def serve_metrics(address: str, registry: CollectorRegistry, app: WSGIApplicatio
         return ""
     host, _, port = address.rpartition(":")
     try:
-        http = HttpPort(host.strip("[]") or "0.0.0.0", int(port), app or make_wsgi_app(registry))
+        http = HttpPort(host.strip("[]"), int(port), app or make_wsgi_app(registry))
     except (OSError, ValueError, OverflowError) as error:
         raise ValueError(
             f"can't serve metrics on {address!r}: {error}; give --metrics-listen HOST:PORT, or '' to serve none"

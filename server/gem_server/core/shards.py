@@ -170,8 +170,9 @@ class ShardLedger:
 
         In `replicate` mode the deck of a worker that has gone does not count: the worker may never return. At least one deck
         must be complete, as a run whose workers have all died is not."""
-        awaited = (deck for group, deck in self.decks.items() if not group or group in workers)
-        return any(deck.complete for deck in self.decks.values()) and all(deck.complete for deck in awaited)
+        decks = self.decks.copy()  # a scrape of the metrics asks from a thread of its own
+        awaited = (deck for group, deck in decks.items() if not group or group in workers)
+        return any(deck.complete for deck in decks.values()) and all(deck.complete for deck in awaited)
 
     def state(self) -> dict[str, Any]:
         """The ledger as JSON values, for a checkpoint."""

@@ -475,8 +475,8 @@ class Core:
 
     @property
     def complete(self) -> bool:
-        """Whether the workers in the run have nothing left to train on."""
-        return self.ledger.complete_for({lease.worker for lease in self.leases.live.values()})
+        """Whether the workers in the run have nothing left to train on. Any thread may ask."""
+        return self.ledger.complete_for({lease.worker for lease in tuple(self.leases.live.values())})
 
     def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:
         """Marks a shard as completed. Returns False if this lease does not hold it."""

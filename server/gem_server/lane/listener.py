@@ -9,9 +9,10 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from gem_api.errors import InvalidRequest
+from gem_api.process.addresses import where_to_listen
 from gem_api.process.logs import Logger
 from gem_api.region import socket_address
 from gem_api.v1 import training_pb2 as pb
@@ -21,7 +22,6 @@ from gem_server.lane.commits import Ticket
 from gem_server.security.access import Identity
 
 TOKEN_BYTES = 16
-_EVERY_ADDRESS = ("", "0.0.0.0", "::")
 TOKEN_SECONDS = 30.0
 MAX_WAITING = 4096
 RETRY_SECONDS = 1.0
@@ -129,15 +129,10 @@ class Listener:
 def tcp_socket(address: str) -> socket.socket:
     """A socket that listens on "host:port": on IPv4 and IPv6, if the host means every address. Raises OSError, ValueError."""
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    if host in _EVERY_ADDRESS and socket.has_dualstack_ipv6():  # gRPC listens on both too
-        place: Any = ("::", int(port))
-        listening = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    family, place = where_to_listen(host.strip("[]"), int(port))
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    if family == socket.AF_INET6:
         listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    else:
-        found = socket.getaddrinfo(host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)  # of localhost: 127.0.0.1
-        listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return _listening(listening, place)
 

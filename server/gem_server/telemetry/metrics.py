@@ -118,6 +118,8 @@ class Metrics(Collector):
             yield _gauge("gem_parameters", help_, core.central.layout.size)
         help_ = "Servers that hold the model together, one range each; 1: this one holds everything."
         yield _gauge("gem_ranges", help_, core.part.count)
+        help_ = "1 once the workers have nothing left to train on, so that those that join leave again; else 0."
+        yield _gauge("gem_run_complete", help_, core.complete)
         help_ = "1 while the server shuts down: it applies the queued commits, then ends; else 0."
         yield _gauge("gem_draining", help_, self._progress.draining)
         yield self._lag.collect()

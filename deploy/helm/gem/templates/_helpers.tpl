@@ -45,6 +45,7 @@ app.kubernetes.io/component: {{ . }}
 {{/* All labels of an object. */}}
 {{- define "gem.labels" -}}
 {{- $root := .root | default . -}}
+{{- with $root.Values.commonLabels }}{{ toYaml . }}{{ "\n" }}{{ end -}}
 {{ include "gem.selectorLabels" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ $root.Release.Service }}
@@ -55,7 +56,11 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "gem.image" -}}
 {{- $common := .root.Values.image -}}
 {{- with .image.registry | default $common.registry }}{{ . | trimSuffix "/" }}/{{ end -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
 {{ .image.repository }}:{{ .image.tag | default $common.tag | default .root.Chart.AppVersion }}
+{{- end -}}
 {{- end -}}
 
 {{/* A value in TOML. JSON's texts, numbers, true and false are TOML's as well; a map becomes an inline table. */}}
@@ -93,85 +98,52 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
     name: {{ include "gem.fullname" . }}-config
 {{- end -}}
 
-{{/*
-A container's environment with the user's additions. Kubernetes would take the last of two variables with one name, and warn. Takes
-a dict: "env", the chart's own as YAML; "extra", the user's; "place", where those stand in the values.
-*/}}
-{{- define "gem.env" -}}
-{{- $names := list -}}
-{{- range fromYamlArray .env }}{{ $names = append $names .name }}{{ end -}}
-{{- range .extra -}}
-{{- if has .name $names -}}
-{{- fail (printf "%s: %s is set already, by the chart or by another entry: use the value of the chart, or remove one" $.place .name) -}}
-{{- end -}}
-{{- $names = append $names .name -}}
-{{- end -}}
-{{ .env | trim }}
-{{- with .extra }}
-{{ toYaml . }}
-{{- end }}
-{{- end -}}
-
-{{/* What all pods' specs begin with. */}}
-{{- define "gem.podSpec" -}}
-serviceAccountName: {{ .Values.serviceAccount.name | default (include "gem.fullname" .) | quote }}
-automountServiceAccountToken: false
-shareProcessNamespace: true # otherwise a program is PID 1, and the kernel drops a SIGTERM that comes before it has a handler
-enableServiceLinks: false # Kubernetes would add variables such as GEM_SERVICE_HOST, and GEM_… are our options
-securityContext:
-  {{- toYaml .Values.podSecurityContext | nindent 2 }}
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . | quote }}
-  {{- end }}
-{{- end }}
-{{- end -}}
-
-{{/* Where a pod may run. Takes one of server, worker and evaluator. */}}
-{{- define "gem.placement" -}}
-{{- with .priorityClassName }}
-priorityClassName: {{ . | quote }}
-{{- end }}
-{{- with .runtimeClassName }}
-runtimeClassName: {{ . | quote }}
-{{- end }}
-{{- with .nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .affinity }}
-affinity:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end -}}
-
-{{/* What all containers have. `kubectl describe` shows a failed container's last lines. */}}
-{{- define "gem.container" -}}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
-terminationMessagePolicy: FallbackToLogsOnError
-securityContext:
-  {{- toYaml .Values.securityContext | nindent 2 }}
-{{- end -}}
-
 {{- define "gem.tokenSecret" -}}
 {{ .Values.auth.existingSecret | default (printf "%s-tokens" (include "gem.fullname" .)) }}
 {{- end -}}
 
-{{/* The Secret with the server's certificate; empty without TLS. */}}
-{{- define "gem.tlsSecret" -}}
-{{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
+{{/* Who makes the server's certificate: user, cert-manager or chart; empty without TLS. */}}
+{{- define "gem.tlsSource" -}}
+{{- $given := list -}}
+{{- if .Values.tls.existingSecret }}{{ $given = append $given "user" }}{{ end -}}
+{{- if .Values.tls.certManager.enabled }}{{ $given = append $given "cert-manager" }}{{ end -}}
+{{- if gt (len $given) 1 -}}
 {{- fail "tls.existingSecret and tls.certManager.enabled contradict each other: set one of them" -}}
 {{- end -}}
-{{- if .Values.tls.existingSecret -}}
-{{ .Values.tls.existingSecret }}
-{{- else if .Values.tls.certManager.enabled -}}
-{{ include "gem.fullname" . }}-tls
+{{- if and $given (not .Values.tls.enabled) -}}
+{{- fail "tls.enabled is false, but tls names a certificate: set tls.enabled to true, or remove the rest" -}}
 {{- end -}}
+{{- if .Values.tls.enabled }}{{ first (append $given "chart") }}{{ end -}}
+{{- end -}}
+
+{{/* The Secret with the server's certificate; empty without TLS. */}}
+{{- define "gem.tlsSecret" -}}
+{{- if include "gem.tlsSource" . -}}
+{{ .Values.tls.existingSecret | default (printf "%s-tls" (include "gem.fullname" .)) }}
+{{- end -}}
+{{- end -}}
+
+{{/* The names in the server's certificate: those that clients use, and those of gem-ctl in the server's pod. A JSON list. */}}
+{{- define "gem.certificateNames" -}}
+{{- $name := include "gem.fullname" . -}}
+{{- $names := list "localhost" $name -}}
+{{- range list .Release.Namespace (printf "%s.svc" .Release.Namespace) (printf "%s.svc.cluster.local" .Release.Namespace) -}}
+{{- $names = append $names (printf "%s.%s" $name .) -}}
+{{- end -}}
+{{- if include "gem.severalServers" . -}}
+{{- range $index := until (int .Values.server.ranges) -}}
+{{- $names = append $names (include "gem.serverHost" (dict "root" $ "index" $index)) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $names -}}
+{{- end -}}
+
+{{/*
+An annotation of the Secrets that the chart makes up. They would be made up anew at each rendering without the cluster's own, which
+Argo CD has not. So it leaves them out, and pods wait for a Secret that the user makes.
+*/}}
+{{- define "gem.madeUpSecret" -}}
+argocd.argoproj.io/hook: Skip
 {{- end -}}
 
 {{/* The environment of a client of the server. Takes a dict: root and role, a key of the Secret with the tokens. */}}
@@ -206,7 +178,8 @@ securityContext:
 {{/* The volumes of a client: its own token and the authority's certificate, nothing else of the two Secrets. */}}
 {{- define "gem.clientVolumes" -}}
 - name: tmp
-  emptyDir: {}
+  emptyDir:
+    sizeLimit: 10Gi
 {{- if .root.Values.auth.enabled }}
 - name: auth
   secret:
@@ -245,9 +218,6 @@ securityContext:
   mountPath: /data
   readOnly: true
 {{- end }}
-{{- with .Values.worker.extraVolumeMounts }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{- define "gem.taskVolumes" -}}
@@ -258,26 +228,4 @@ securityContext:
     claimName: {{ . | quote }}
     readOnly: true
 {{- end }}
-{{- with .Values.worker.extraVolumes }}
-{{ toYaml . }}
-{{- end }}
-{{- end -}}
-
-{{/* Labels and annotations of a pod. Takes a dict: root and component. */}}
-{{- define "gem.podMetadata" -}}
-labels:
-  {{- include "gem.selectorLabels" . | nindent 2 }}
-  {{- with .root.Values.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-annotations:
-  # Other settings make other pods: of the settings, those that the pod's command knows.
-  {{- $known := dict }}
-  {{- range include (printf "gem.keys.%s" .component) . | fromJsonArray }}
-  {{- if hasKey $.root.Values.config . }}{{ $_ := set $known . (get $.root.Values.config .) }}{{ end }}
-  {{- end }}
-  checksum/config: {{ $known | toJson | sha256sum | trunc 8 | quote }}
-  {{- with .root.Values.podAnnotations }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- end -}}

@@ -14,14 +14,53 @@
 - name: GEM_SHARED_MEMORY # pods share no memory
   value: "false"
 - name: GEM_WORKER_METRICS_LISTEN
-  value: 0.0.0.0:9465
+  value: '[::]:9465'
+{{- end -}}
+
+{{/* Takes a dict: root and restartPolicy. */}}
+{{- define "gem.worker.podSpec" -}}
+{{- $restart := .restartPolicy -}}
+{{- with .root -}}
+{{- $client := dict "root" . "role" "worker" -}}
+restartPolicy: {{ $restart }}
+terminationGracePeriodSeconds: {{ .Values.worker.terminationGracePeriodSeconds }}
+containers:
+  - name: worker
+    {{- include "gem.container" (dict "root" . "image" .Values.worker.image "command" (list "gem-worker")) | nindent 4 }}
+    {{- if .Values.worker.indexed }}
+    # An argument, because Kubernetes adds this variable after those of `env`, which therefore can't refer to it.
+    args: [--name, worker-$(JOB_COMPLETION_INDEX)]
+    {{- end }}
+    env:
+      {{- include "gem.worker.env" . | trim | nindent 6 }}
+    ports:
+      - name: metrics
+        containerPort: 9465
+    resources:
+      {{- toYaml .Values.worker.resources | nindent 6 }}
+    volumeMounts:
+      {{- include "gem.clientMounts" $client | nindent 6 }}
+      {{- include "gem.taskMounts" . | trim | nindent 6 }}
+volumes:
+  {{- include "gem.clientVolumes" $client | nindent 2 }}
+  {{- include "gem.taskVolumes" . | trim | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* The pods of the Job, which don't restart, or of the Deployment, which do. Takes a dict: root and restartPolicy. */}}
+{{- define "gem.worker.podTemplate" -}}
+{{- include "gem.podTemplate" (dict "root" .root "component" "worker" "spec" (include "gem.worker.podSpec" .)) -}}
 {{- end -}}
 
 {{/* The part of the Job that can't be changed once it exists. */}}
 {{- define "gem.worker.jobSpec" -}}
 completionMode: {{ ternary "Indexed" "NonIndexed" .Values.worker.indexed }}
+{{- if .Values.worker.indexed }}
+# Of each number, so that a pod's replacement does not wait because of other pods.
+backoffLimitPerIndex: {{ .Values.worker.backoffLimit | int64 }}
+{{- end }}
 podFailurePolicy:
-  # The first that fits. Other failures count towards backoffLimit, status 2 (a wrong option, task or data) too: one machine alone
+  # The first that fits. Other failures count towards the limit, status 2 (a wrong option, task or data) too: one machine alone
   # may have it, such as one whose GPU does not work.
   rules:
     - action: Ignore # evicted: a drained node, a spot machine taken back
@@ -34,40 +73,5 @@ podFailurePolicy:
         operator: In
         values: [143]
 template:
-  metadata:
-    {{- include "gem.podMetadata" (dict "root" . "component" "worker") | nindent 4 }}
-  spec:
-    {{- include "gem.podSpec" . | nindent 4 }}
-    restartPolicy: Never
-    terminationGracePeriodSeconds: {{ .Values.worker.terminationGracePeriodSeconds }}
-    {{- with include "gem.placement" .Values.worker | trim }}
-    {{- . | nindent 4 }}
-    {{- end }}
-    containers:
-      - name: worker
-        image: {{ include "gem.image" (dict "root" . "image" .Values.worker.image) | quote }}
-        {{- include "gem.container" . | nindent 8 }}
-        command: [gem-worker]
-        {{- if .Values.worker.indexed }}
-        # An argument, because Kubernetes adds this variable after those of `env`, which therefore can't refer to it.
-        args: [--name, worker-$(JOB_COMPLETION_INDEX)]
-        {{- end }}
-        env:
-          {{- $env := include "gem.worker.env" . }}
-          {{- include "gem.env" (dict "env" $env "extra" .Values.worker.extraEnv "place" "worker.extraEnv") | nindent 10 }}
-        ports:
-          - name: metrics
-            containerPort: 9465
-        resources:
-          {{- toYaml .Values.worker.resources | nindent 10 }}
-        volumeMounts:
-          {{- include "gem.clientMounts" (dict "root" . "role" "worker") | nindent 10 }}
-          {{- with include "gem.taskMounts" . | trim }}
-          {{- . | nindent 10 }}
-          {{- end }}
-    volumes:
-      {{- include "gem.clientVolumes" (dict "root" . "role" "worker") | nindent 6 }}
-      {{- with include "gem.taskVolumes" . | trim }}
-      {{- . | nindent 6 }}
-      {{- end }}
+  {{- include "gem.worker.podTemplate" (dict "root" . "restartPolicy" "Never") | nindent 2 }}
 {{- end -}}

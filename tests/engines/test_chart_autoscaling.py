@@ -1,0 +1,155 @@
+"""Workers whose number KEDA chooses: what the chart asks Prometheus, and where that ends."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from engines.chart import Object, environment, found, objects, values_of
+from gem_ctl.planning.outcome import outcome
+from gem_ctl.planning.plan import Setup
+from gem_ctl.planning.scenario import Scenario, workers_that_pay
+from telemetry.exported import exported, metrics_of
+
+MIN, MAX, WAITING = 2, 64, 0.2
+FEWEST = 1.2  # less than MIN workers who compute for 0.8 of their time, more than MIN - 1
+
+
+def elastic(**config: object) -> list[Object]:
+    autoscaling = {"enabled": True, "min": MIN, "waiting": WAITING}
+    worker = {"parallelism": MAX, "autoscaling": autoscaling}
+    return objects({"worker": worker, "config": config, "metrics": {"serviceMonitor": {"enabled": True}}})
+
+
+def trigger(of: list[Object]) -> tuple[str, float]:
+    """The query and the threshold."""
+    (only,) = found(of, "ScaledObject")["spec"]["triggers"]
+    assert (only["type"], only["metricType"]) == ("prometheus", "AverageValue")
+    return only["metadata"]["query"], float(only["metadata"]["threshold"])
+
+
+def chosen(value: float, threshold: float, now: int) -> int:
+    """What Kubernetes' autoscaler makes of a metric, with the default tolerance."""
+    ratio = value / (threshold * max(now, 1))
+    wanted = now if abs(ratio - 1) <= 0.1 else math.ceil(round(value / threshold, 3))
+    return min(MAX, max(1, wanted))
+
+
+def test_workers_are_a_deployment_that_is_not_scaled_by_an_upgrade() -> None:
+    of = elastic()
+    deployment = found(of, "Deployment", "worker")
+    assert "replicas" not in deployment["spec"]
+    assert not [each for each in of if each["kind"] == "Job"]
+    scaled = found(of, "ScaledObject")["spec"]
+    assert scaled["scaleTargetRef"] == {"name": deployment["metadata"]["name"]}
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, MAX)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (job,) = found(objects(), "Job")["spec"]["template"]["spec"]["containers"]
+    assert container == job, "everything else is as in a Job"
+
+
+def test_the_query_names_metrics_and_labels_that_exist() -> None:
+    query, _ = trigger(elastic())
+    assert metrics_of(query) == {"gem_worker_step_seconds_sum", "gem_run_complete"}
+    assert metrics_of(query) <= exported().keys()
+    assert "exchange" in exported()["gem_worker_step_seconds_sum"]["phase"]
+
+
+def test_a_process_of_several_workers_counts_as_many() -> None:
+    assert trigger(elastic(workers_per_process=4))[1] == pytest.approx(4 * trigger(elastic())[1])
+
+
+# -- what Prometheus answers
+
+
+def sample(name: str, values: str, run: str = "ml/demo", **labels: str) -> Object:
+    job = "gem-worker" if "worker" in name else "gem-server"
+    named = ", ".join(f'{key}="{value}"' for key, value in {"job": job, "run": run, **labels}.items())
+    return {"series": f"{name}{{{named}}}", "values": values}
+
+
+def busy(worker: str, share: float, run: str = "ml/demo") -> list[Object]:
+    """A worker that computes for a share of its time, and exchanges in the rest."""
+    shares = {"data": share / 3, "compute": share * 2 / 3, "exchange": 1 - share}
+    return [
+        sample("gem_worker_step_seconds_sum", f"0+{15 * part}x40", run, pod=worker, phase=phase)
+        for phase, part in shares.items()
+    ]
+
+
+OTHERS = [*busy("other", 1.0, "ml/other"), sample("gem_run_complete", "0x40", "ml/other")]
+TRAINS, COMPLETE = sample("gem_run_complete", "0x40"), sample("gem_run_complete", "1x40")
+FIRST, SECOND = sample("gem_run_complete", "0x40", range="0"), sample("gem_run_complete", "1x40", range="1")
+TWO = [*busy("a", 0.9), *busy("b", 0.9)]
+CASES: dict[str, tuple[list[Object], float | None]] = {
+    "each worker counts by how much it computes": ([*TWO, *busy("c", 0.6), TRAINS], 2.4),
+    "a run without workers wants the fewest": ([TRAINS], FEWEST),
+    "workers that only wait are not all stopped": ([*busy("a", 0.1), TRAINS], FEWEST),
+    "a server that does not answer keeps its workers": (TWO, 1.8),
+    "a complete run wants none": ([*TWO, COMPLETE], None),
+    "of several servers the first says whether the run is complete": ([*TWO, FIRST, SECOND], 1.8),
+}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_query_counts_the_workers_of_its_run_that_compute(tmp_path: Path) -> None:
+    query, _ = trigger(elastic())
+    tests = [
+        {
+            "name": name,
+            "interval": "15s",
+            "input_series": [*series, *OTHERS],
+            "promql_expr_test": [
+                {
+                    "expr": f"round({query}, 0.001)",
+                    "eval_time": "8m",
+                    "exp_samples": [{"labels": "{}", "value": value}] if value else [],
+                }
+            ],
+        }
+        for name, (series, value) in CASES.items()
+    ]
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": tests}), encoding="utf-8")
+    done = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("least", [1, 2, 3, 7, 50])
+def test_the_fewest_workers_are_exactly_those(least: int) -> None:
+    autoscaling = {"enabled": True, "min": least, "waiting": 0.3}
+    of = objects({"worker": {"parallelism": MAX, "autoscaling": autoscaling}, "metrics": {"serviceMonitor": {"enabled": True}}})
+    query, threshold = trigger(of)
+    floor = float(query.partition("vector(0),")[2].partition(")")[0])
+    assert chosen(floor, threshold, MAX) == least
+
+
+# -- where it ends
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+@pytest.mark.parametrize("begin", [MIN, MAX])
+def test_the_number_settles_where_a_further_worker_brings_little(begin: int, spread: float) -> None:
+    """The workers are simulated as `gem-ctl plan` does; KEDA and the autoscaler do what their formula says."""
+    scenario = Scenario(Setup(parameters=25_000_000, workers=1, compute_seconds=2.0), spread=spread)
+    pays, (_, threshold) = workers_that_pay(scenario), trigger(elastic())
+    now, seen = begin, []
+    for _ in range(16):
+        of = outcome(replace(scenario, setup=replace(scenario.setup, workers=now)), max_commits=20_000)
+        now = chosen(now * (1 - of.idle), threshold, now)
+        seen.append(now)
+    assert len(set(seen[-4:])) == 1, f"settled: {seen}"
+    assert 0.8 * pays <= now <= 1.4 * pays, f"{now} workers, where {pays} pay"
+
+
+def test_the_example_names_a_prometheus() -> None:
+    of = objects(values_of("elastic"))
+    assert (
+        environment(found(of, "Deployment", "worker")["spec"]["template"]["spec"]["containers"][0])["GEM_TASK"] == "my_task:Net"
+    )
+    (only,) = found(of, "ScaledObject")["spec"]["triggers"]
+    assert only["metadata"]["serverAddress"].startswith("http://prometheus-operated.monitoring:9090")
