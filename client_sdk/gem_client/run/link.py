@@ -190,6 +190,7 @@ class Link:
             theta: Receives the part of the new θ: float32, shape (its size,).
         """
         connection, gradient_format, theta_format = self.connection, self.caller.gradient_format, self.caller.theta_format
+        connection.return_to_lane()
         if connection.lane_broke:
             self.open_lane()
         region = self.region
