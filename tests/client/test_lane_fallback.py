@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -271,9 +272,11 @@ def halting(phase: str, live: Live, until: Callable[[], object]) -> Iterator[str
 
 
 @pytest.mark.usefixtures("watchful")
+@pytest.mark.parametrize("system", ["linux", "darwin"])
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_lane_that_waits_is_not_given_up(phase: str, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_that_waits_is_not_given_up(phase: str, system: str, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for its turn, for a slow rule, or for a checkpoint."""
+    monkeypatch.setattr(client_lane, "sys", SimpleNamespace(platform=system))
     tries: list[object] = []
 
     def connects(*place: object) -> bool:

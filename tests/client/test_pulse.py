@@ -21,6 +21,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.stuck = False  # whether no byte has moved since the last look
         self.port = socket.create_server(("127.0.0.1", 0))
         self.sock = socket.create_connection(self.port.getsockname(), DEADLINE)
         self.peer, _ = self.port.accept()
@@ -30,7 +31,8 @@ class Watched:
         """Looks every LOOK_SECONDS; returns how often the port was tried meanwhile."""
         for _ in range(round(seconds / LOOK_SECONDS)):
             self.now += LOOK_SECONDS
-            self.pulse.look()
+            self.pulse.look(self.stuck)
+            self.stuck = True
         tried = 0
         self.port.setblocking(False)
         while True:
@@ -72,15 +74,16 @@ def test_bytes_that_move_are_packets_too(watched: Watched, monkeypatch: pytest.M
     monkeypatch.setattr(pulse, "silent_for", lambda sock: 100.0)
     for _ in range(5):
         assert watched.look_for(1.5) == 0
-        watched.pulse.moved()
+        watched.stuck = False
 
 
 def test_a_packet_that_comes_while_the_port_is_tried_saves_the_lane(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     watched.port.close()
-    ages = [3.0, 0.1]
+    ages = [0.0, 3.0, 0.1]
     monkeypatch.setattr(pulse, "silent_for", lambda sock: ages.pop(0))
+    watched.pulse.look(again=False)
     watched.now += SILENT_SECONDS
-    watched.pulse.look()
+    watched.pulse.look(again=True)
     assert ages == []
 
 

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,6 @@ from gem_api.wire import FLOAT32, ThetaFormat
 from gem_client.transport.pulse import LOOK_SECONDS, PortSilent, Pulse, silent_for
 from gem_client.transport.security import Security
 
-P = ParamSpec("P")
-T = TypeVar("T")
 CONNECT_SECONDS = 3.0  # a firewall that drops packets would otherwise cost minutes
 QUIET_SECONDS = 2.5  # without a packet on an idle lane: a renewal takes another way
 _USUAL_BYTES = 256  # of a result without θ; what is read beyond it is θ's beginning
@@ -191,19 +189,17 @@ class Lane:
             piece = view[:_ENCRYPTED_BYTES] if self._encrypted else view
             view = view[self._patiently(self._sock.send, piece) :]
 
-    def _patiently(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Makes a call of the socket, again and again while it times out and the lane is alive."""
+    def _patiently(self, call: Callable[..., int], *arguments: Any) -> int:
+        """Makes a call of the socket, again and again while it times out and the lane is alive. Returns the bytes moved."""
+        again = False
         while True:
             try:
-                result = call(*arguments, **named)
+                return call(*arguments)
             except (TimeoutError, BlockingIOError) as error:
                 if self._pulse is None or error.errno == errno.ETIMEDOUT:  # the system's own limit
                     raise
-                self._pulse.look()
-            else:
-                if self._pulse is not None:
-                    self._pulse.moved()
-                return result
+                self._pulse.look(again)
+                again = True
 
     def _receive_message(self, kind: Kind, header_type: type, start: bytes = b"") -> tuple[Any, int]:
         """Reads a message up to its payload; `start` has been read already. Returns its header and the payload's bytes."""

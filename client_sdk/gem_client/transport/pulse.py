@@ -40,18 +40,17 @@ class Pulse:
         self._clock = clock
         self._moved_at = self._alive_at = clock()
 
-    def moved(self) -> None:
-        """Call this when a byte has moved."""
-        self._moved_at = self._alive_at = self._clock()
-
-    def look(self) -> None:
-        """Call this every LOOK_SECONDS while no byte moves.
+    def look(self, again: bool) -> None:
+        """Call this whenever no byte has moved for LOOK_SECONDS; `again`: nor has one since the last call.
 
         Raises:
             TimeoutError: No byte has moved for too long.
             PortSilent: The lane is dead.
         """
-        if self._clock() - self._moved_at >= self._patience:
+        now = self._clock()
+        if not again:
+            self._moved_at = self._alive_at = now - LOOK_SECONDS
+        if now - self._moved_at >= self._patience:
             raise TimeoutError
         if not self._silent():
             return
