@@ -176,11 +176,14 @@ def test_a_lane_that_was_opened_again_is_closed_with_its_session(
         relay = Relay(socket.create_server((ELSEWHERE, port)), ("127.0.0.1", port))
         connection.renew()
         assert at_the_door.wait(DEADLINE)
-        for end in (session.close, go_on.set) if closed == "before it opens" else (go_on.set, session.close):
-            end()
-            if end == go_on.set and connection._seeker is not None:
-                connection._seeker.join(DEADLINE)
+        if closed == "before it opens":
+            connection.stop()  # as the session does; the lease is there until it has left
+        go_on.set()
+        assert connection._seeker is not None
+        connection._seeker.join(DEADLINE)
+        session.close()
         assert connection._found is None
+        assert relay.accepted == 1
         relay.refuse()
 
 
