@@ -26,8 +26,9 @@ from gem_api.v1 import lane_pb2 as pb
 MAGIC = b"GEML"
 VERSION = 1
 MAX_HEADER_BYTES = 64 << 10
-# Silence of 5 s is probed every 2 s, and ends the connection after 15 s; so does sent data that nobody acknowledges.
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 15_000}
+# Silence is probed every second, so that the other end hears from a peer that is well. After 15 s it ends the connection; so
+# does data that nobody acknowledges, or that the peer does not read: a gradient may wait for its turn.
+_KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 14, "TCP_USER_TIMEOUT": 15_000}
 _FIELDS = struct.Struct("<4sBBHIQ")
 _CHECKSUM = struct.Struct("<I")
 PREFIX_BYTES = _FIELDS.size + _CHECKSUM.size

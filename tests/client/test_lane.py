@@ -21,6 +21,7 @@ from kit.model import (
     SIZE,
     Array,
     Patience,
+    Relay,
     Wire,
     ended,
     expire_all,
@@ -152,6 +153,38 @@ def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live
         with pytest.raises(InvalidRequest, match="closed"):
             joining.result(DEADLINE)
         assert session._member.links.lead.connection.lane is None
+
+
+@pytest.mark.parametrize("closed", ["before it opens", "before it is used"])
+def test_a_lane_that_was_opened_again_is_closed_with_its_session(
+    closed: str, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_the_door, go_on = threading.Event(), threading.Event()
+    open_lane = client_lane.open_network_lane
+
+    def slow(*arguments: object) -> client_lane.Lane:
+        at_the_door.set()
+        assert go_on.wait(DEADLINE)
+        return open_lane(*arguments)  # type: ignore[arg-type]
+
+    with nothing_left_open(), Wire(live.address) as wire:
+        session = connect(wire.address)
+        session.join(model())
+        assert session.transport == "grpc"
+        monkeypatch.setattr("gem_client.transport.connection.open_network_lane", slow)
+        port, connection = lane_port_of(live), session._member.links.lead.connection
+        relay = Relay(socket.create_server((ELSEWHERE, port)), ("127.0.0.1", port))
+        connection.renew()
+        assert at_the_door.wait(DEADLINE)
+        if closed == "before it opens":
+            connection.stop()  # as the session does; the lease is there until it has left
+        go_on.set()
+        assert connection._seeker is not None
+        connection._seeker.join(DEADLINE)
+        session.close()
+        assert connection._found is None
+        assert relay.accepted == 1
+        relay.refuse()
 
 
 # -- forks

@@ -119,9 +119,14 @@ class Patience:
 
 
 class Relay:
-    """Carries the connections to one listening socket on to another. Descriptors that come over a Unix socket go on, too."""
+    """Carries the connections to one listening socket on to another. Descriptors that come over a Unix socket go on, too.
+
+    Attributes:
+        accepted: Number of connections so far.
+    """
 
     def __init__(self, listener: socket.socket, target: Any) -> None:
+        self.accepted = 0
         self._listener, self._target = listener, target
         self._ends: list[socket.socket] = []
         self._passing = threading.Event()
@@ -147,6 +152,13 @@ class Relay:
         """Ends `stall`; what was held back arrives."""
         self._passing.set()
 
+    def block(self) -> None:
+        """From now on, holds back everything without an error, and lets no connection be made."""
+        self.stall()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def cut(self) -> None:
         """Breaks every connection, and lets new ones through."""
         self._losing = False
@@ -157,9 +169,7 @@ class Relay:
 
     def refuse(self) -> None:
         """Breaks every connection, and refuses new ones from now on."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.block()
         self.flow()
         self.cut()
 
@@ -167,6 +177,7 @@ class Relay:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self.accepted += 1
                 server = socket.socket(client.family)
                 try:
                     server.connect(self._target)

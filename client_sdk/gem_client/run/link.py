@@ -193,6 +193,7 @@ class Link:
             theta: Receives the part of the new θ: float32, shape (its size,).
         """
         connection, gradient_format = self.connection, self.caller.gradient_format
+        connection.return_to_lane()
         if connection.lane_broke:
             self.open_lane()
         region = self.region

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable
 
@@ -23,6 +25,7 @@ from gem_client.transport.security import Security
 
 log = logging.getLogger("gem_client")
 LANES_IN_A_ROW = 2  # that may break without having carried a commit
+LONGEST_REST = 63  # renewals of the lease, between two tries to return to the lane
 
 
 class Connection:
@@ -47,7 +50,11 @@ class Connection:
         self._renew_timeout = timeout
         self._stream: CommitStream | None = None
         self.lane: Lane | None = None
-        self._lanes_left = 0  # how many may still break, without a commit in between, before gRPC carries this lease's commits
+        self._lanes_left = 0  # how many may still break, without a commit in between, before gRPC carries the commits
+        self._found: tuple[str, Lane] | None = None  # a lane that was opened again, and its lease
+        self._seeker: threading.Thread | None = None  # opens it
+        self._rest = math.inf  # renewals that pass before a lane is opened again; infinity: the server has none
+        self._next_rest = 0.0  # and those that pass after that
         self._security = security
         self._stopped = False
 
@@ -57,15 +64,20 @@ class Connection:
 
     def keep_alive(self, lease_id: str, seconds: float) -> None:
         """Renews this lease every `seconds` seconds from now on, in the background, until `leave` or `stop`."""
-        self._lease_id, self._lanes_left = lease_id, LANES_IN_A_ROW
+        self._lanes_left, self._rest, self._next_rest = LANES_IN_A_ROW, 0, 0
+        self._lease_id = lease_id
         self._renew_timeout = min(self._timeout, max(1.0, seconds))  # a renewal that hangs leaves time for another
         self._background.start(seconds)
 
     def renew(self) -> None:
-        """Renews the lease of `keep_alive`, once: on its lane if that is free, else over gRPC."""
-        lane = self.lane
-        if self._lease_id and not (lane is not None and lane.renew()):
-            self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=self._lease_id), timeout=self._renew_timeout)
+        """Renews the lease of `keep_alive`, once: on its lane if that is free, else over gRPC. While gRPC carries the commits,
+        tries now and then to open a lane again."""
+        lane, lease_id = self.lane, self._lease_id
+        if not lease_id or (lane is not None and lane.renew()):
+            return
+        self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._renew_timeout)
+        if not self._lanes_left and self._found is None:
+            self._seek_lane(lease_id)
 
     def leave(self, lease_id: str, timeout: float) -> None:
         """Leaves the run. The lease is renewed no more, even if the call fails."""
@@ -135,7 +147,8 @@ class Connection:
 
     def open_lane(self, lease_id: str, parameters: int, in_memory: bool) -> None:
         """Opens a lane for the commits of a lease, with P parameters: with shared memory if that is wanted and the server is on
-        this machine, else over TCP. If neither can be opened, commits go over gRPC until the next lease.
+        this machine, else over TCP. If neither can be opened, commits go over gRPC until one can, over TCP, or until the next
+        lease.
 
         Raises GemError if the server does not answer or shuts down, or if the lease has ended.
         """
@@ -144,7 +157,7 @@ class Connection:
             try:
                 offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
             except InvalidRequest as error:
-                self._lanes_left = 0
+                self._lanes_left, self._rest = 0, math.inf
                 log.info("commits go over gRPC: %s", error)
                 return
             try:
@@ -167,6 +180,42 @@ class Connection:
         self._lanes_left = 0
         log.warning("commits go over gRPC, which is slower: can't open a lane (%s)", "; ".join(failures))
 
+    def _seek_lane(self, lease_id: str) -> None:
+        """Has a lane opened again in a thread of its own, which delays neither commits nor renewals. Rests first: twice as long
+        after each try, since lanes that open and then break would make the worker stand still at each."""
+        if self._rest:
+            self._rest -= 1
+        elif self._seeker is None or not self._seeker.is_alive():
+            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest + 1, LONGEST_REST)
+            self._seeker = threading.Thread(target=self._open_again, args=(lease_id,), name="gem-session-lane", daemon=True)
+            self._seeker.start()
+
+    def _open_again(self, lease_id: str) -> None:
+        try:
+            offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
+            self._found = lease_id, open_network_lane(offer, self._stub.address, self._security, self._timeout)
+        except (GemError, OSError) as error:
+            log.debug("commits still go over gRPC: %s", error)
+        if self._stopped:
+            self._drop_found()
+
+    def return_to_lane(self) -> None:
+        """Takes the lane that was opened again, if there is one, for the next commit."""
+        found = self._found
+        if found is None or found[0] != self._lease_id:
+            self._drop_found()
+            return
+        self.drop_stream()
+        self._found, self.lane, self._lanes_left = None, found[1], 1
+        log.info("commits go over the lane again")
+        if self._stopped:
+            self.drop_stream()
+
+    def _drop_found(self) -> None:
+        found, self._found = self._found, None
+        if found is not None:
+            found[1].close()
+
     @property
     def transport(self) -> str:
         """How commits travel: "memory", "tcp", "tls" or "grpc"."""
@@ -185,8 +234,8 @@ class Connection:
         theta: Vector | None = None,
         form: Callable[[pb.CommitResult], ThetaFormat] = lambda result: FLOAT32,
     ) -> pb.CommitResult:
-        """Makes one exchange on the open lane, as `Lane.exchange`. If lanes open and then break, gRPC carries the lease's other
-        commits."""
+        """Makes one exchange on the open lane, as `Lane.exchange`. If lanes open and then break, or the server's port for them
+        is silent, gRPC carries the next commits."""
         lane = self.lane
         if lane is None:
             raise ServerUnavailable("the connection was closed")  # by another thread
@@ -195,11 +244,12 @@ class Connection:
         except BaseException as error:
             self.drop_stream()
             if isinstance(error, ServerUnavailable):
-                self._lanes_left -= 1
+                self._lanes_left = 0 if lane.silent else self._lanes_left - 1
                 if not self._lanes_left:
-                    log.warning("commits go over gRPC, which is slower: lanes open and then break (%s)", error)
+                    why = str(error) if lane.silent else f"lanes open and then break ({error})"
+                    log.warning("commits go over gRPC, which is slower: %s", why)
             raise
-        self._lanes_left = LANES_IN_A_ROW
+        self._lanes_left, self._rest, self._next_rest = LANES_IN_A_ROW, 0, 0
         return result
 
     def drop_stream(self) -> None:
@@ -216,6 +266,7 @@ class Connection:
         self._stopped = True
         self._background.close()
         self.drop_stream()
+        self._drop_found()
 
     def close(self) -> None:
         self.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -26,10 +27,13 @@ from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
+from gem_client.transport.pulse import LOOK_SECONDS, PortSilent, Pulse, silent_for
 from gem_client.transport.security import Security
 
 CONNECT_SECONDS = 3.0  # a firewall that drops packets would otherwise cost minutes
+QUIET_SECONDS = 2.5  # without a packet on an idle lane: a renewal takes another way
 _USUAL_BYTES = 256  # of a result without θ; what is read beyond it is θ's beginning
+_ENCRYPTED_BYTES = 1 << 20  # that TLS is given at a time: it does not say how far it has come
 
 
 class Lane:
@@ -46,6 +50,7 @@ class Lane:
 
     Attributes:
         region: Memory shared with the server, for the gradients and θ; None if they go through the socket.
+        silent: Whether it broke because the server's port does not answer any more.
     """
 
     def __init__(self, sock: socket.socket, token: bytes, parameters: int | None = None) -> None:
@@ -56,6 +61,8 @@ class Lane:
         self._room = memoryview(bytearray(PREFIX_BYTES + MAX_HEADER_BYTES))
         self._ahead = self._room[:0]  # bytes that were received with a header, and belong to what follows it
         self._whole = 0  # the flag of `recv` that waits for all bytes
+        self._pulse: Pulse | None = None
+        self.silent = False
         self._send(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)), ())
         self.region: Region | None = None
         if parameters is None:
@@ -76,11 +83,14 @@ class Lane:
                 os.close(descriptor)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Ends an exchange that makes no progress for so long.
+        """Ends an exchange that makes no progress for so long, or whose server can't be reached over the network any more.
 
         The kernel keeps the time if it can: it also waits for all bytes in one call then. Python's own limit would look at the
         socket before each call, and be woken for every packet.
         """
+        if self.region is None:
+            self._pulse = Pulse(self._sock, seconds)
+            seconds = LOOK_SECONDS
         if sys.platform != "linux" or self._encrypted:
             self._sock.settimeout(seconds)
             return
@@ -130,6 +140,9 @@ class Lane:
                     raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {expected}")
                 if theta is not None:
                     self._receive_theta(theta, sent)
+            except PortSilent:
+                self.silent = True
+                raise ServerUnavailable("the lane broke: the server's port for it does not answer any more") from None
             except (TimeoutError, BlockingIOError):
                 raise ServerUnavailable("the lane broke: nothing moved on it for too long") from None
             except OSError as error:
@@ -138,12 +151,14 @@ class Lane:
         return committed
 
     def renew(self) -> bool:
-        """Renews the lease, from any thread. Returns False if the lane can't do that now: during an exchange, or if it has
+        """Renews the lease, from any thread. Returns False if the lane can't do that now: during an exchange, or if it may have
         broken. That costs both sides a twentieth of what a call over gRPC does."""
         if not self._using.acquire(blocking=False):
             return False
         try:
-            if _readable(self._sock):  # the server has ended the lane
+            if (
+                _readable(self._sock) or (silent_for(self._sock) or 0.0) > QUIET_SECONDS
+            ):  # the server has ended the lane, or is gone
                 return False
             self._sock.sendall(opening(Kind.RENEW, lane_pb2.LaneRenewal()))
             return True
@@ -164,12 +179,28 @@ class Lane:
         with suppress(ConnectionError, ssl.SSLEOFError):  # the server may have sent the reason before: what is read next
             for piece in pieces:
                 # The header goes with the first piece: a packet of its own would wake the server for nothing.
-                sent = self._sock.sendmsg((start, piece.data)) if start and self._gathers else 0
-                self._sock.sendall(memoryview(start)[sent:])
-                self._sock.sendall(piece.data[max(0, sent - len(start)) :])
+                sent = self._patiently(self._sock.sendmsg, (start, piece.data)) if start and self._gathers else 0
+                self._send_all(memoryview(start)[sent:])
+                self._send_all(piece.data[max(0, sent - len(start)) :])
                 start = b""
-            if start:
-                self._sock.sendall(start)
+            self._send_all(memoryview(start))
+
+    def _send_all(self, view: memoryview) -> None:
+        while view:
+            piece = view[:_ENCRYPTED_BYTES] if self._encrypted else view
+            view = view[self._patiently(self._sock.send, piece) :]
+
+    def _patiently(self, call: Callable[..., int], *arguments: Any) -> int:
+        """Makes a call of the socket, again and again while it times out and the lane is alive. Returns the bytes moved."""
+        again = False
+        while True:
+            try:
+                return call(*arguments)
+            except (TimeoutError, BlockingIOError) as error:
+                if self._pulse is None or error.errno == errno.ETIMEDOUT:  # the system's own limit
+                    raise
+                self._pulse.look(again)
+                again = True
 
     def _receive_message(self, kind: Kind, header_type: type, start: bytes = b"") -> tuple[Any, int]:
         """Reads a message up to its payload; `start` has been read already. Returns its header and the payload's bytes."""
@@ -195,7 +226,7 @@ class Lane:
         """Reads until the room holds `size` bytes, of which it has `received`. Returns how many it holds then, which may be
         more: a system call costs more than the copy of the few bytes too many."""
         while received < size:
-            count = self._sock.recv_into(self._room[received : max(size, _USUAL_BYTES)])
+            count = self._patiently(self._sock.recv_into, self._room[received : max(size, _USUAL_BYTES)])
             if not count:
                 raise ServerUnavailable("the server closed the lane")
             received += count
@@ -216,7 +247,7 @@ class Lane:
         view[:ahead], self._ahead = self._ahead[:ahead], self._ahead[ahead:]
         view = view[ahead:]
         while view:
-            count = self._sock.recv_into(view, len(view), self._whole)
+            count = self._patiently(self._sock.recv_into, view, len(view), self._whole)
             if not count:
                 raise ServerUnavailable("the server closed the lane")
             view = view[count:]
