@@ -181,6 +181,7 @@ def test_a_lane_that_was_opened_again_is_closed_with_its_session(
         go_on.set()
         assert connection._seeker is not None
         connection._seeker.join(DEADLINE)
+        assert (connection._found is None) == (closed == "before it opens")
         session.close()
         assert connection._found is None
         assert relay.accepted == 1
