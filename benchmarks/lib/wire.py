@@ -26,9 +26,9 @@ DEVICE = "gemwire"  # the network device, which has the same name at both ends
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _TUN, _NO_PROTOCOL, _OFFLOAD_HEADER, _SET_DEVICE, _SET_OFFLOAD = 0x0001, 0x1000, 0x4000, 0x400454CA, 0x400454D0
 _CHECKSUMS, _SEGMENTS = 0x01, 0x02  # what the device takes over: the checksums, and cutting TCP over IPv4 into packets
-_HEADER = struct.Struct("<BBHHHH")  # before a packet: flags, kind, bytes of headers, of a segment, 2 of checksums
+HEADER = struct.Struct("<BBHHHH")  # before a packet: flags, kind, bytes of headers, of a segment, 2 of checksums
 _LARGEST = 1500  # bytes of a packet, as on most networks
-_MOST = (64 << 10) + _HEADER.size  # bytes of a stream that are passed on at once
+_MOST = (64 << 10) + HEADER.size  # bytes of a stream that are passed on at once
 _AT_ONCE = 64  # packets that are read before others are sent
 
 
@@ -73,8 +73,8 @@ class Direction:
 
 def size_on_wire(packet: bytes) -> int:
     """The bytes of a packet on the network, or of all the packets that it is cut into, each with headers of its own."""
-    _, _, headers, segment, _, _ = _HEADER.unpack_from(packet)
-    size = len(packet) - _HEADER.size
+    _, _, headers, segment, _, _ = HEADER.unpack_from(packet)
+    size = len(packet) - HEADER.size
     return size + headers * ((size - headers - 1) // segment) if segment else size
 
 

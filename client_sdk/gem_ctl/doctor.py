@@ -8,7 +8,7 @@ import click
 from gem_api.process.kernel_network import FOLDER, KernelSetting, kernel_settings
 
 
-@click.command(short_help="Says which settings of this machine's kernel slow commits down on a network.")
+@click.command(short_help="Says what in this machine's kernel slows down the network.")
 def doctor() -> None:
     """Shows the settings of this machine's kernel that limit its network connections, which to change, and why.
 

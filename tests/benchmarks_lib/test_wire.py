@@ -11,9 +11,9 @@ import pytest
 from kit.server import wait_until
 
 from benchmarks.lib import wire
-from benchmarks.lib.wire import Direction
+from benchmarks.lib.wire import Direction, size_on_wire
 
-KILOBYTE = bytes(1000)
+KILOBYTE = wire.HEADER.pack(0, 0, 0, 0, 0, 0) + bytes(1000)
 DELAY = 0.02
 
 
@@ -27,6 +27,20 @@ def test_packets_wait_for_those_before_them_and_arrive_after_the_delay() -> None
     assert (len(way.arrived(11.0)), way.next) == (1, float("inf"))
     way.put(KILOBYTE, now=20.0)
     assert way.next == pytest.approx(20.501)
+
+
+def test_a_packet_that_is_cut_into_several_has_headers_for_each() -> None:
+    headers, segment = 52, 1448
+    whole = wire.HEADER.pack(1, 1, headers, segment, 0, 0) + bytes(headers + 3 * segment)
+    assert size_on_wire(whole) == 3 * (headers + segment)
+    assert size_on_wire(whole + b"x") == 3 * (headers + segment) + headers + 1
+
+
+def test_a_lossy_network_loses_its_share() -> None:
+    way = Direction(rate=1e12, delay=0.0, loss=0.1)
+    for _ in range(10_000):
+        way.put(KILOBYTE, now=0.0)
+    assert len(way.arrived(1.0)) == pytest.approx(9000, abs=200)
 
 
 def test_a_full_queue_loses_packets() -> None:

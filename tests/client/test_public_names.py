@@ -12,7 +12,7 @@ PACKAGE = """
     PermissionDenied Quarantined RejectedCommit Retry RuleFailed SequenceGap ServerUnavailable Session SettingsDiffer
     Superseded TransportError Unauthenticated connect
 """
-ADMIN = "checkpoint checkpoint_all close drain healthy lift_quarantine quarantine report_evaluation status"
+ADMIN = "checkpoint checkpoint_all close drain healthy lift_quarantine quarantine read_checkpoint report_evaluation status"
 ANSWER = "discarded lost pi_median staleness theta version"
 SESSION = """
     add_to_window base batches_in_hand batches_per_commit begin_commit close commit finish_commit generation gradient
