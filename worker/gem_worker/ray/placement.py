@@ -38,8 +38,8 @@ class Placement:
             cls(amounts).actor_class()  # Ray checks the amounts
         except (ValueError, OverflowError) as error:
             raise ClusterError(f"--resources {resources!r}: write NAME=AMOUNT,..., such as CPU=1,GPU=0.5 ({error})") from None
-        placement = cls(amounts, dict(_pairs(labels)), spread)
         try:
+            placement = cls(amounts, dict(_pairs(labels)) if labels else {}, spread)
             placement.actor_class()
         except ValueError as error:
             raise ClusterError(f"ray_labels {labels!r}: write NAME=VALUE,..., such as zone=a,disk=!hdd ({error})") from None
@@ -83,7 +83,7 @@ class Placement:
 def _pairs(text: str) -> list[tuple[str, str]]:
     """The names and values of "NAME=VALUE,..."; a value may be "in(a,b)". Raises ValueError."""
     pairs = []
-    for pair in re.split(r",(?![^(]*\))", text) if text else []:
+    for pair in re.split(r",(?![^(]*\))", text):
         name, separator, value = (part.strip() for part in pair.partition("="))
         if not separator:
             raise ValueError(f"{pair!r} has no value")
