@@ -239,6 +239,7 @@ def test_an_option_that_does_not_exist_is_a_type_error() -> None:
 
 
 def test_a_folder_that_can_not_be_resumed_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
     with pytest.raises(RunError, match="is not the folder of a run that can be resumed"):
         gem_worker.ray.train(resume=tmp_path)
 
