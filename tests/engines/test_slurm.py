@@ -114,9 +114,11 @@ class TestOnACluster:
         assert {f"{job}_{number}.0 {name}" for number, name in enumerate(names)} <= steps, "Slurm does not account for them"
 
         slurm.run("scontrol", "requeue", f"{job}_2")  # as for a node that fails or is taken by another job
-        slurm.run("scancel", "--batch", "--signal=USR1", f"{job}_3")  # as Slurm does before the time limit
-        wait_until(lambda: not {"worker-2", "worker-3"} & set(commits(run)), "two workers that left", PATIENCE)
+        last = WORKERS  # its job has the number of the whole array
+        slurm.run("scancel", "--batch", "--signal=USR1", f"{job}_{last}")  # as Slurm does before the time limit
+        wait_until(lambda: not {"worker-2", f"worker-{last}"} & set(commits(run)), "two workers that left", PATIENCE)
         wait_until(lambda: len(commits(run)) == WORKERS and min(commits(run).values()), "the same workers again", PATIENCE)
+        assert status(run).leases_ended == {"left": 2}, slurm.output(job)
 
         before, address = status(run), (run / "address").read_text()
         slurm.run("scontrol", "requeue", f"{job}_0")
@@ -128,7 +130,7 @@ class TestOnACluster:
         assert after.state == pb.RUN_STATE_TRAINING, "the run was over before the server was requeued: give it more epochs"
 
         ends = wait_for_the_end(slurm, job)
-        assert ends == {str(number): ["COMPLETED", "0:0", str(int(number in (0, 2, 3)))] for number in range(1 + WORKERS)}, (
+        assert ends == {str(number): ["COMPLETED", "0:0", str(int(number in (0, 2, last)))] for number in range(1 + WORKERS)}, (
             slurm.output(job)
         )
         check_samples(run)

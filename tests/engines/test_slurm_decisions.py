@@ -31,6 +31,7 @@ if read -r status said <ends; then
   exit "$status"
 fi
 trap 'exit 143' TERM
+echo $$ >pid
 echo "$SERVING"
 for name in "${!GEM_@}"; do echo "$name=${!name}"; done >settings
 until [ -e leave ]; do sleep 1; done
@@ -42,7 +43,7 @@ STAND_INS = {
     "gem-ctl": "",
     "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"',
     "scontrol": "[ ! -e no-requeue ]",
-    "scancel": "",
+    "scancel": '[[ $* != "--quiet --signal=TERM 5_$SLURM_ARRAY_TASK_ID" ]] || kill "$(cat pid)"',
     "sleep": '[ "$1" != 5 ] || echo >>sleeps; exec /bin/sleep 0.02',  # the script waits for 5 seconds
 }  # fmt: skip
 
@@ -69,12 +70,12 @@ class Task:
         (self.folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
         (self.folder / "bin" / name).chmod(0o755)
 
-    def start(self, number: int, *options: str, run: tuple[str, ...] = ("run",), **variables: str) -> None:
+    def start(self, number: int, *options: str, run: str = "run", **variables: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("GEM_", "SLURM_"))}
         path = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "SERVING": SERVING}
         task = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_JOB_ID": ARRAY, "SLURM_JOB_ID": JOB}
         self._script = subprocess.Popen(
-            ["bash", SCRIPT, *run, *options],
+            ["bash", SCRIPT, *run.split(), *options],
             cwd=self.folder,
             env=clean | path | task | variables,
             text=True,
@@ -86,6 +87,10 @@ class Task:
         """The calls of these commands, in order; of all commands if none is named."""
         lines = (self.folder / "calls").read_text(encoding="utf-8").splitlines()
         return [line for line in lines if not names or line.split()[0] in names]
+
+    def decisions(self) -> list[str]:
+        """What it has asked Slurm to do with the task or the array, in order; but for a signal to the step."""
+        return [call for call in self.calls("scontrol", "scancel") if "--signal" not in call]
 
     def wait_for(self, call: str, times: int = 1) -> None:
         def seen() -> bool:
@@ -118,6 +123,12 @@ class Task:
     def send(self, number: signal.Signals) -> None:
         assert self._script is not None
         self._script.send_signal(number)
+
+    def cancel(self) -> None:
+        """SIGTERM for the step and for the script, as of Slurm."""
+        pid = self.folder / "pid"
+        os.kill(int(wait_until(lambda: pid.exists() and pid.read_text(), "a step")), signal.SIGTERM)
+        self.send(signal.SIGTERM)
 
     def end(self) -> tuple[int, str]:
         """Waits for the script; returns its status and what it printed."""
@@ -153,7 +164,7 @@ class TestServer:
         task.serve(JOINED)
         task.send(signal.SIGUSR1)
         assert task.end()[0] == 143
-        assert task.calls("scontrol", "scancel") == [f"scontrol requeue {JOB}"]
+        assert task.decisions() == [f"scontrol requeue {ARRAY}_0"]
 
     def test_where_slurm_does_not_requeue_it_says_what_to_do(self, task: Task) -> None:
         (task.folder / "no-requeue").touch()
@@ -171,14 +182,14 @@ class TestServer:
         status, printed = task.end()
         assert status == 143
         assert "no worker joined in all of the time" in printed
-        assert task.calls("scontrol", "scancel") == [f"scancel {ARRAY}"]
+        assert task.decisions() == [f"scancel {ARRAY}"]
 
     def test_a_cancelled_one_stays_away(self, task: Task) -> None:
         task.start(0)
         task.serve(JOINED)
-        task.send(signal.SIGTERM)
+        task.cancel()
         assert task.end()[0] == 143
-        assert task.calls("scontrol", "scancel") == []
+        assert task.decisions() == []
 
     @pytest.mark.parametrize("status", [1, 137])
     def test_a_killed_one_starts_again_and_publishes_its_new_address(self, task: Task, status: int) -> None:
@@ -190,7 +201,7 @@ class TestServer:
         task.send(signal.SIGUSR1)
         _, printed = task.end()
         assert f"the server ended with status {status}" in printed
-        assert task.calls("scontrol", "scancel") == [f"scontrol requeue {JOB}"]
+        assert task.decisions() == [f"scontrol requeue {ARRAY}_0"]
 
     @pytest.mark.parametrize(("status", "starts"), [(1, 4), (137, 4), (2, 1), (0, 1)])
     def test_one_that_always_ends_cancels_the_array(self, task: Task, status: int, starts: int) -> None:
@@ -199,7 +210,7 @@ class TestServer:
         ended, printed = task.end()
         assert ended == status
         assert f"the server ended by itself, status {status}: see run/server-{JOB}-0.log" in printed
-        assert task.calls("scontrol", "scancel") == [f"scancel {ARRAY}"]
+        assert task.decisions() == [f"scancel {ARRAY}"]
         assert len(task.calls("gem-server")) == starts
 
     def test_it_waits_while_its_former_self_still_runs(self, task: Task) -> None:
@@ -209,7 +220,7 @@ class TestServer:
         task.serve(JOINED)
         task.send(signal.SIGUSR1)
         assert task.end()[0] == 143
-        assert task.calls("scontrol", "scancel") == [f"scontrol requeue {JOB}"]
+        assert task.decisions() == [f"scontrol requeue {ARRAY}_0"]
 
     def test_it_does_not_wait_for_ever_for_another_server(self, task: Task) -> None:
         (task.folder / "ends").write_text(f"2 {LOCKED}\n" * 99)
@@ -222,7 +233,7 @@ class TestServer:
         task.serve(JOINED)
         (task.folder / f"run/server-{JOB}-3.log").touch()
         assert task.end()[0] == 143
-        assert task.calls("scontrol", "scancel") == []
+        assert task.decisions() == []
 
     def test_a_run_that_is_done_is_not_begun_again_unasked(self, task: Task) -> None:
         (task.folder / "run/address").write_text("done\n")
@@ -248,14 +259,14 @@ class TestServer:
     @pytest.mark.parametrize(
         ("run", "serving", "published"),
         [
-            (("run",), "0.0.0.0:4242", f"{socket.gethostname()}:4242"),
-            (("run",), "[::]:4242", f"{socket.gethostname()}:4242"),
-            (("run",), "10.0.0.7:4242", "10.0.0.7:4242"),
-            (("--interface", "ib0", "run"), "0.0.0.0:4242", "10.9.0.3:4242"),
-            (("--interface", "ib1", "run"), "[::]:4242", "[fd00::3]:4242"),
+            ("run", "0.0.0.0:4242", f"{socket.gethostname()}:4242"),
+            ("run", "[::]:4242", f"{socket.gethostname()}:4242"),
+            ("run", "10.0.0.7:4242", "10.0.0.7:4242"),
+            ("--interface ib0 run", "0.0.0.0:4242", "10.9.0.3:4242"),
+            ("--interface ib1 run", "[::]:4242", "[fd00::3]:4242"),
         ],
     )
-    def test_the_address_that_workers_are_given(self, task: Task, run: tuple[str, ...], serving: str, published: str) -> None:
+    def test_the_address_that_workers_are_given(self, task: Task, run: str, serving: str, published: str) -> None:
         shown = {"ib0": "inet 10.9.0.3/24 brd 10.9.0.255", "ib1": "inet6 fd00::3/64"}
         cases = " ".join(f"{name}) echo '7: {name}    {address} scope global {name}' ;;" for name, address in shown.items())
         task.stands_in("ip", f'[ "$*" = "-oneline address show dev $5 scope global" ] && case $5 in {cases} esac')
@@ -266,7 +277,7 @@ class TestServer:
     @pytest.mark.parametrize("ip", ['echo "Device $5 does not exist." >&2; exit 1', "# it has no address"])
     def test_an_interface_without_an_address_cancels_the_array(self, task: Task, ip: str) -> None:
         task.stands_in("ip", ip)
-        task.start(0, run=("--interface", "ib9", "run"))
+        task.start(0, run="--interface ib9 run")
         status, printed = task.end()
         assert (status, task.calls("gem-server")) == (2, [])
         assert "no address on --interface ib9" in printed
@@ -284,7 +295,7 @@ class TestServer:
     def test_memory_and_log_format(self, task: Task, variables: dict[str, str], limit: str) -> None:
         task.start(0, "--log-level", "warning", GEM_LOG_FORMAT="json", **variables)
         task.serve()
-        task.send(signal.SIGTERM)
+        task.cancel()
         task.end()
         (call,) = task.calls("gem-server")
         assert call.endswith("--history run/history.csv --log-level warning --log-level info"), "the last one holds"
@@ -300,7 +311,7 @@ class TestWorker:
         task.send(signal.SIGUSR1)
         status, printed = task.end()
         assert (status, printed.count("no server at 127.0.0.1:1 yet")) == (143, 1)
-        assert task.calls() == [f"scontrol requeue {JOB}"], "it starts no process of Python while it waits"
+        assert task.calls() == [f"scontrol requeue {ARRAY}_3"], "it starts no process of Python while it waits"
 
     @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
     def test_one_finds_a_server_at_an_address_of_ipv6(self, task: Task) -> None:
@@ -309,16 +320,14 @@ class TestWorker:
             task.start(3)
             task.wait_for("gem-worker --name worker-3")
 
-    @pytest.mark.parametrize(("number", "calls"), [(signal.SIGUSR1, [f"scontrol requeue {JOB}"]), (signal.SIGTERM, [])])
-    def test_one_that_trains_comes_back_unless_it_is_cancelled(
-        self, task: Task, listening: str, number: signal.Signals, calls: list[str]
-    ) -> None:
+    @pytest.mark.parametrize("cancelled", [False, True])
+    def test_one_that_trains_comes_back_unless_it_is_cancelled(self, task: Task, listening: str, cancelled: bool) -> None:
         (task.folder / "run/address").write_text(f"{listening}\n")
         task.start(3)
         task.wait_for("gem-worker --name worker-3")
-        task.send(number)
+        task.cancel() if cancelled else task.send(signal.SIGUSR1)
         assert task.end()[0] == 143
-        assert task.calls("scontrol", "scancel") == calls
+        assert task.decisions() == ([] if cancelled else [f"scontrol requeue {ARRAY}_3"])
 
     @pytest.mark.parametrize(("status", "starts"), [(0, 1), (1, 10), (2, 1), (3, 1), (4, 1), (137, 10)])
     def test_how_often_one_that_ends_is_started(self, task: Task, listening: str, status: int, starts: int) -> None:
@@ -327,7 +336,7 @@ class TestWorker:
         task.start(3)
         assert task.end()[0] == (1 if starts == 10 else status)
         assert len(task.calls("gem-worker")) == starts
-        assert task.calls("scontrol", "scancel") == []
+        assert task.decisions() == []
 
 
 @pytest.mark.parametrize("number", [0, 3])

@@ -223,10 +223,14 @@ def test_the_last_evaluation_of_a_complete_run_is_reported_as_such(watched: Watc
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("watched", [(math.inf, 1, False)], indirect=True)
+@pytest.mark.parametrize(
+    ("watched", "version", "done", "outcome"),
+    [((math.inf, 1, False), 1, False, "stopped"), ((math.inf, 2, True), 2, True, "complete")],
+    indirect=["watched"],
+)
 @pytest.mark.parametrize("error", [SystemExit, ValueError])
 def test_an_exception_of_the_report_stops_the_run_and_comes_out(
-    watched: Watched, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    watched: Watched, version: int, done: bool, outcome: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray Tune stops a function's trial by SystemExit."""
 
@@ -237,5 +241,5 @@ def test_an_exception_of_the_report_stops_the_run_and_comes_out(
     monkeypatch.setattr(watched.monitor, "_report", enough)
     with pytest.raises(error):
         watched.run()
-    assert [(each["version"], each["done"]) for each in watched.reported] == [(1, False)]
-    assert watched.summary["outcome"] == "stopped"
+    assert [(each["version"], each["done"]) for each in watched.reported] == [(version, done)]
+    assert watched.summary["outcome"] == outcome

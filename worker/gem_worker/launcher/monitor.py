@@ -69,6 +69,7 @@ class RunMonitor:
         self._has_header = False
         self._joined = -1
         self._finishing = False
+        self._ended = False  # the results of the whole run are saved
         self._status: pb.GetStatusResponse | None = None
         self._report = report
         self._reported = self._scorer.last
@@ -101,7 +102,10 @@ class RunMonitor:
         return self._finish()
 
     def end_early(self, outcome: str) -> None:
-        """Writes the results so far of a run that was "stopped" or "failed". Call it after the cluster has stopped."""
+        """Writes the results so far of a run that was "stopped" or "failed", unless those of the whole run are saved. Call it
+        after the cluster has stopped."""
+        if self._ended:
+            return
         try:
             curves = read_curves(self._folder.commits)
         except (OSError, HistoryError):
@@ -185,6 +189,7 @@ class RunMonitor:
             score if score and score.version >= final else None,
             ended,
         )
+        self._ended = True
         self._report_evaluation(done=True)
         return 3 if self._cluster.diverged else 0
 
