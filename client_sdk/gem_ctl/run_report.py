@@ -24,7 +24,7 @@ from gem_ctl.text import counts, duration
 
 _SMOOTHED = 50  # commits that smoothed values and rates are taken over, at least
 _NOT_SETTINGS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
-_RAY = ("ray_address", "resources", "working_dir")  # settings of a run on Ray alone
+_RAY = ("ray_address", "ray_labels", "ray_spread", "resources", "working_dir")  # settings of a run on Ray alone
 _OUTCOMES = {
     "complete": "complete",
     "diverged": "diverged: a worker's loss was NaN or infinite",

@@ -16,7 +16,9 @@ from gem_ctl.recorded_run import read_run
 from gem_ctl.run_report import page
 
 BEGIN = 1_700_000_000.0  # Unix seconds
-_LOCAL = {"on": "local", "ray_address": "auto", "resources": "CPU=1", "working_dir": None}
+_LOCAL = {
+    "on": "local", "ray_address": "auto", "ray_labels": "", "ray_spread": False, "resources": "CPU=1", "working_dir": None,
+}  # fmt: skip
 
 
 def line(version: int, worker: str = "a", staleness: int = 0, discarded: int = 0, **changes: Any) -> str:

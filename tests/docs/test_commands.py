@@ -164,6 +164,7 @@ def test_the_options_that_pages_quote_exist() -> None:
     """`--flag` between backticks, on any page of docs/guides and in the README."""
     known = {option for command in all_commands() for option in options(command)}
     known |= {"--scale", "--build", "--volumes", "--seeds", "--tls-…"}  # of docker compose and benchmarks
+    known |= {"--export", "--interface", "--nodelist"}  # of Slurm and its script
     for page in [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]:
         quoted = re.findall(r"`(?:gem-\w+ )?(--[\w-]+)", page.read_text(encoding="utf-8"))
         assert set(quoted) <= known, f"{page.name}: {sorted(set(quoted) - known)}"

@@ -51,8 +51,8 @@ class RayCluster:
         """The head's host."""
         return self.address.rpartition(":")[0]
 
-    def add_node(self, host: str, cpus: int) -> None:
-        self._ray_start(f"--address={self.address}", f"--node-ip-address={host}", f"--num-cpus={cpus}")
+    def add_node(self, host: str, cpus: int, labels: str = "") -> None:
+        self._ray_start(f"--address={self.address}", f"--node-ip-address={host}", f"--num-cpus={cpus}", f"--labels={labels}")
 
     def actors(self, host: str) -> list[int]:
         """The process ids of a node's workers, those of the actors among them."""

@@ -20,10 +20,11 @@ from click.testing import CliRunner
 from engines.ray_cluster import OnRay, RayCluster
 from gem_client import Admin, Unauthenticated
 from gem_ctl.cli import main as ctl
-from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
+from gem_worker.launcher.cluster import MAX_RESTARTS
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.ray import RunError
-from gem_worker.ray.host import Actor, RayHost, actor_class, parsed, without_runs
+from gem_worker.ray.host import Actor, RayHost, without_runs
+from gem_worker.ray.placement import Placement
 from kit.server import wait_until
 from kit.settings import configured
 from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, last_state, read_json
@@ -216,11 +217,8 @@ def test_workers_start_in_the_working_dir_and_one_that_failed_is_started_again(
     [
         ({"address": NOBODY}, "no Ray cluster at '127.0.0.1:1': "),
         ({"address": "ray://127.0.0.1:10001"}, "is an address of Ray Client"),
-        (
-            {"resources_per_worker": {"CPU": 99}},
-            "no node of the Ray cluster has the resources for a worker: CPU=99 needed, the nod",
-        ),
         ({"resources_per_worker": {"GPU": -1}}, "--resources 'GPU=-1': write NAME=AMOUNT"),
+        ({"labels": {"zone": "a b"}}, "ray_labels 'zone=a b': write NAME=VALUE"),
         ({"rule": "gems"}, "unknown rule 'gems'"),
     ],
 )
@@ -241,6 +239,7 @@ def test_an_option_that_does_not_exist_is_a_type_error() -> None:
 
 
 def test_a_folder_that_can_not_be_resumed_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
     with pytest.raises(RunError, match="is not the folder of a run that can be resumed"):
         gem_worker.ray.train(resume=tmp_path)
 
@@ -292,19 +291,6 @@ def test_ctrl_c_ends_a_run_on_ray_and_it_can_be_resumed(cluster: RayCluster, tmp
     assert_every_sample_accounted_for(folder, 40)
 
 
-def test_what_ray_reserves_for_an_actor() -> None:
-    assert parsed("CPU=1, GPU=0.5,node=1") == {"CPU": 1.0, "GPU": 0.5, "node": 1.0}
-    options = actor_class({"CPU": 2.0, "GPU": 0.5, "node": 1.0, "memory": 1e9})._default_options
-    assert (options["num_cpus"], options["num_gpus"], options["resources"]) == (2.0, 0.5, {"node": 1.0})
-    assert (options["memory"], options["max_restarts"], options["max_task_retries"]) == (1e9, MAX_RESTARTS, -1)
-
-
-@pytest.mark.parametrize("text", ["CPU=inf", "CPU=nan", "CPU=-1", "CPU", "GPU=0.5.1"])
-def test_an_amount_that_ray_can_not_reserve_is_one_line(text: str) -> None:
-    with pytest.raises(ClusterError, match="--resources"):
-        parsed(text)
-
-
 def test_runs_are_not_copied_to_the_nodes_wherever_they_lie(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
 
@@ -336,7 +322,7 @@ def test_join_takes_the_token_itself() -> None:
 
 
 def test_an_actors_token_is_not_shown(tmp_path: Path) -> None:
-    assert "secret" not in repr(Actor("worker-0", tmp_path / "log", [], {}, "secret", {}))
+    assert "secret" not in repr(Actor("worker-0", tmp_path / "log", [], {}, "secret", Placement()))
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:

@@ -79,10 +79,19 @@ def commits(run: Path) -> dict[str, int]:
 
 
 def train(slurm: Slurm, run: Path) -> int:
-    """Submits a job array and waits until each of its workers has committed."""
-    job = slurm.submit(f"--array=0-{WORKERS}", str(SCRIPT), str(run), "--epochs", str(EPOCHS), GEM_STEP_SECONDS="0.06")
+    """Submits a job array to which few variables are passed on, and waits until each of its workers has committed."""
+    exported = "--export=PATH,PYTHONPATH,GEM_STEP_SECONDS"
+    options = [exported, str(SCRIPT), "--interface", network()[0], str(run), "--epochs", str(EPOCHS)]
+    job = slurm.submit(f"--array=0-{WORKERS}", *options, GEM_STEP_SECONDS="0.06")
     wait_until(lambda: len(commits(run)) == WORKERS and min(commits(run).values()) > 20, "commits of all workers", PATIENCE)
     return job
+
+
+def network() -> tuple[str, str]:
+    """An interface of this machine, and its address."""
+    shown = subprocess.run(["ip", "-oneline", "-4", "address", "show", "scope", "global"], capture_output=True, text=True)
+    _, interface, _, address, *_ = shown.stdout.split()
+    return interface, address.partition("/")[0]
 
 
 def wait_for_the_end(slurm: Slurm, job: int) -> dict[str, list[str]]:
@@ -99,11 +108,17 @@ class TestOnACluster:
         run = tmp_path / "run"
         job = train(slurm, run)
         assert (run / "token").stat().st_mode & 0o077 == 0
+        assert (run / "address").read_text().rpartition(":")[0] == network()[1]
+        steps = set(slurm.run("squeue", "--steps", "--noheader", "--format=%i %j").splitlines())
+        names = ["gem-server"] + WORKERS * ["gem-worker"]
+        assert {f"{job}_{number}.0 {name}" for number, name in enumerate(names)} <= steps, "Slurm does not account for them"
 
         slurm.run("scontrol", "requeue", f"{job}_2")  # as for a node that fails or is taken by another job
-        slurm.run("scancel", "--batch", "--signal=USR1", f"{job}_3")  # as Slurm does before the time limit
-        wait_until(lambda: not {"worker-2", "worker-3"} & set(commits(run)), "two workers that left", PATIENCE)
+        last = WORKERS  # its job has the number of the whole array
+        slurm.run("scancel", "--batch", "--signal=USR1", f"{job}_{last}")  # as Slurm does before the time limit
+        wait_until(lambda: not {"worker-2", f"worker-{last}"} & set(commits(run)), "two workers that left", PATIENCE)
         wait_until(lambda: len(commits(run)) == WORKERS and min(commits(run).values()), "the same workers again", PATIENCE)
+        assert status(run).leases_ended == {"left": 2}, slurm.output(job)
 
         before, address = status(run), (run / "address").read_text()
         slurm.run("scontrol", "requeue", f"{job}_0")
@@ -115,7 +130,7 @@ class TestOnACluster:
         assert after.state == pb.RUN_STATE_TRAINING, "the run was over before the server was requeued: give it more epochs"
 
         ends = wait_for_the_end(slurm, job)
-        assert ends == {str(number): ["COMPLETED", "0:0", str(int(number in (0, 2, 3)))] for number in range(1 + WORKERS)}, (
+        assert ends == {str(number): ["COMPLETED", "0:0", str(int(number in (0, 2, last)))] for number in range(1 + WORKERS)}, (
             slurm.output(job)
         )
         check_samples(run)

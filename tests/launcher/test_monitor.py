@@ -129,12 +129,14 @@ class Watched:
         monitor: The launcher's monitor.
         folder: The run's folder.
         said: What the launcher complained of.
+        reported: The evaluations that it reported.
     """
 
     monitor: RunMonitor
     cluster: Cluster
     folder: RunFolder
     said: list[str]
+    reported: list[dict[str, Any]]
 
     def run(self) -> int:
         """Monitors the run to its end; returns the exit status."""
@@ -164,9 +166,10 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(type(worker), "status", property(lambda _: 0 if ended else None))
         cluster = Cluster([], [worker], print)
         monkeypatch.setattr(cluster, "stop", live.stop)
-        monitor = RunMonitor(live.address, cluster, folder, Line(lasts), settings, OPTIONS)
+        reported: list[dict[str, Any]] = []
+        monitor = RunMonitor(live.address, cluster, folder, Line(lasts), settings, OPTIONS, report=reported.append)
         try:
-            yield Watched(monitor, cluster, folder, [])
+            yield Watched(monitor, cluster, folder, [], reported)
         finally:
             monitor.close()
 
@@ -209,3 +212,34 @@ def test_a_signal_just_after_the_last_epoch_finds_the_run_complete(
     assert (watched.run(), watched.summary["outcome"]) == (status, outcome)
     assert watched.folder.model.exists() == (status == 0)
     assert watched.summary["test_accuracy"] == (0.9 if status == 0 else None)
+
+
+@pytest.mark.parametrize("watched", [(math.inf, 2, True)], indirect=True)
+def test_the_last_evaluation_of_a_complete_run_is_reported_as_such(watched: Watched) -> None:
+    assert watched.run() == 0
+    assert watched.reported[-1] == {
+        "test_loss": pytest.approx(watched.summary["test_loss"]), "test_accuracy": 0.9, "version": 2, "epoch": 0, "done": True,
+        "folder": str(watched.folder.path),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("watched", "version", "done", "outcome"),
+    [((math.inf, 1, False), 1, False, "stopped"), ((math.inf, 2, True), 2, True, "complete")],
+    indirect=["watched"],
+)
+@pytest.mark.parametrize("error", [SystemExit, ValueError])
+def test_an_exception_of_the_report_stops_the_run_and_comes_out(
+    watched: Watched, version: int, done: bool, outcome: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Tune stops a function's trial by SystemExit."""
+
+    def enough(metrics: dict[str, Any]) -> None:
+        watched.reported.append(metrics)
+        raise error
+
+    monkeypatch.setattr(watched.monitor, "_report", enough)
+    with pytest.raises(error):
+        watched.run()
+    assert [(each["version"], each["done"]) for each in watched.reported] == [(version, done)]
+    assert watched.summary["outcome"] == outcome

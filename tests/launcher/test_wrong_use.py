@@ -119,6 +119,7 @@ def test_what_can_not_begin_is_named(arguments: list[str], words: str) -> None:
 
 
 def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
     assert_refused(train("--resume", str(tmp_path)), str(tmp_path), "not the folder of a run")
 
 

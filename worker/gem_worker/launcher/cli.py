@@ -70,6 +70,14 @@ from gem_worker.launcher.options import RunToResume, run_options
     metavar="NAME=AMOUNT,...",
     help="Ray's resources for each process of workers, such as CPU=1,GPU=0.5. With GPU, --device is auto unless given.",
 )
+@setting(
+    "ray_labels",
+    default="",
+    show_default="any node",
+    help="Labels that a node of the Ray cluster must have to run workers. NAME=VALUE,...; a value may also be !VALUE, in(A,B) "
+    "or !in(A,B).",
+)
+@setting("ray_spread", type=bool, default=False, help="Run the workers on as many nodes of the Ray cluster as possible.")
 @click.option(
     "--working-dir",
     type=click.Path(exists=True, file_okay=False),
@@ -92,7 +100,8 @@ from gem_worker.launcher.options import RunToResume, run_options
     "--resume",
     envvar=["GEM_RESUME_RUN", "GEM_RESUME"],
     type=RunToResume(exists=True, file_okay=False, path_type=Path),
-    help="Resume the run in this folder with its stored options. Options given now replace those that may change.",
+    help="Resume the run in this folder with its stored options. Options given now replace those that may change. In an "
+    "empty folder a new run begins, so that the same command starts a run and goes on with it.",
 )
 @evaluate_every_setting(2.0)
 @setting(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -30,7 +29,11 @@ from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
 
 
 def launch(
-    options: dict[str, Any], user_gave: set[str], host: Host, complain: Callable[[str], object]
+    options: dict[str, Any],
+    user_gave: set[str],
+    host: Host,
+    complain: Callable[[str], object],
+    report: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[int, RunFolder | None]:
     """Runs a cluster to its end.
 
@@ -39,6 +42,7 @@ def launch(
         user_gave: The names of those that the user gave.
         host: Where the workers are to run.
         complain: Told why the run can't start or continue.
+        report: Told each evaluation of the model, as `gem_worker.ray.train` says. What it raises stops the run.
 
     Returns:
         The exit status, and the run's folder; None if the run could not start.
@@ -55,7 +59,7 @@ def launch(
     except (TaskError, ClusterError, InvalidRequest) as error:
         complain(str(error))
         return EXIT_WRONG_USE, None
-    status = _run(folder, options, task, host, listening, complain)
+    status = _run(folder, options, task, host, listening, complain, report)
     return status, folder if folder.path.exists() else None
 
 
@@ -86,6 +90,7 @@ def _run(
     host: Host,
     listening: list[Place],
     complain: Callable[[str], object],
+    report: Callable[[dict[str, Any]], object] | None,
 ) -> int:
     """Runs the cluster to its end, with a server at each place; returns the exit status."""
     torch.set_num_threads(1)
@@ -98,7 +103,8 @@ def _run(
     _show_places(listening, folder)
     try:
         with _task_errors():
-            monitor = RunMonitor(lead, members, folder, task, hyperparameters, options, _own_device(options, host), token)
+            device = _own_device(options, host)
+            monitor = RunMonitor(lead, members, folder, task, hyperparameters, options, device, token, report)
     except TaskError as error:
         return _refuse(folder, error, resume, complain)
     announcement = Announcement(folder.path, lead)
@@ -145,6 +151,10 @@ def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: b
         if cluster.committed or resume:
             click.echo(_how_to_resume(folder))
         return EXIT_FAILED
+    except BaseException:  # of `report`; Ray Tune stops a trial by SystemExit
+        cluster.stop()
+        monitor.end_early("stopped")
+        raise
 
 
 def _scored(status: int, monitor: RunMonitor, complain: Callable[[str], object]) -> int:
@@ -171,10 +181,10 @@ def _task_errors() -> Iterator[None]:
 
 
 def _refuse(folder: RunFolder, error: Exception, resume: bool, complain: Callable[[str], object]) -> int:
-    """Tells why the run can't start and removes the folder of a new run; returns the exit status."""
+    """Tells why the run can't start and discards the folder of a new run; returns the exit status."""
     complain(str(error))
     if not resume:
-        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.discard()
     return EXIT_WRONG_USE
 
 
@@ -190,6 +200,8 @@ def _folder(options: dict[str, Any]) -> RunFolder:
             resumed = RunFolder(options["resume"])
             resumed.logs.mkdir(exist_ok=True)
             return resumed
+        if options.get("folder"):
+            return RunFolder.begin(options["folder"], options, given=True)
         return RunFolder.create(options["runs"], f"{options['task']}-{options['rule']}-{options['workers']}", options)
     except OSError as error:
         raise ClusterError(f"can't create a folder in {options['resume'] or options['runs']}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -41,6 +42,7 @@ class RunMonitor:
         options: The launcher's other options.
         device: Where to evaluate the model, as for --device.
         token: The access token of an admin, if the server asks for one.
+        report: Told each evaluation, as `gem_worker.ray.train` says.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class RunMonitor:
         options: dict[str, Any],
         device: str = "cpu",
         token: str | None = None,
+        report: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         self._cluster = cluster
         self._folder = folder
@@ -66,7 +69,10 @@ class RunMonitor:
         self._has_header = False
         self._joined = -1
         self._finishing = False
+        self._ended = False  # the results of the whole run are saved
         self._status: pb.GetStatusResponse | None = None
+        self._report = report
+        self._reported = self._scorer.last
         self._via: dict[str, str] = {}  # how each worker's commits came, also those that have left
 
     def run(self) -> int:
@@ -78,6 +84,7 @@ class RunMonitor:
             version = self._status.version if self._status else seen
             self._cluster.tend(healthy=seen is not None and version is not None and version > seen, now=time.monotonic())
             self._raise_failed_evaluation()
+            self._report_evaluation()
             seen = version
             self._print_progress(time.monotonic())
         return self._finish()
@@ -95,7 +102,10 @@ class RunMonitor:
         return self._finish()
 
     def end_early(self, outcome: str) -> None:
-        """Writes the results so far of a run that was "stopped" or "failed". Call it after the cluster has stopped."""
+        """Writes the results so far of a run that was "stopped" or "failed", unless those of the whole run are saved. Call it
+        after the cluster has stopped."""
+        if self._ended:
+            return
         try:
             curves = read_curves(self._folder.commits)
         except (OSError, HistoryError):
@@ -137,6 +147,15 @@ class RunMonitor:
             self._scorer.save_model()
             raise ClusterError(why)
 
+    def _report_evaluation(self, done: bool = False) -> None:
+        """Tells `_report` the last evaluation, unless it knows it; at the end in any case."""
+        if self._report is None or (score := self._scorer.last) is None or (score is self._reported and not done):
+            return
+        self._reported = score
+        accuracy = {} if score.accuracy is None else {"test_accuracy": score.accuracy}
+        known = {"test_loss": score.loss, **accuracy, "version": score.version, "folder": str(self._folder.path), "done": done}
+        self._report(known | ({"epoch": self._status.shards.epoch} if self._status else {}))
+
     def _print_progress(self, now: float) -> None:
         status = self._status
         if now - self._printed_at < _PRINT_SECONDS:
@@ -170,6 +189,8 @@ class RunMonitor:
             score if score and score.version >= final else None,
             ended,
         )
+        self._ended = True
+        self._report_evaluation(done=True)
         return 3 if self._cluster.diverged else 0
 
     def _save_results(self, outcome: str, curves: RunCurves, score: Score | None, ended: float) -> None:

@@ -24,7 +24,8 @@ _EPOCHS = {"digits": 40}
 # Options that may change when a run is resumed: those that neither the server nor the results depend on.
 _MAY_CHANGE = {
     "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
-    "processes", "device", "on", "ray_address", "resources", "working_dir", "log_level", "server_settings",
+    "processes", "device", "on", "ray_address", "ray_labels", "ray_spread", "resources", "working_dir",
+    "log_level", "server_settings",
     *(set(_HYPERPARAMETERS) - set(FIXED)),
 }  # fmt: skip
 # Only the server knows which of these go together.
@@ -62,12 +63,14 @@ def run_options(context: click.Context) -> tuple[dict[str, Any], set[str]]:
 
 def _effective(context: click.Context, options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
     """The options that the run uses: those of the user, of the run to resume, and defaults. Raises ClusterError."""
+    if options["resume"] and RunFolder(options["resume"]).empty:
+        options = {**options, "folder": options["resume"], "resume": None}
     if options["until_stopped"]:
         options |= vars(without_end(hyperparameters_of(options), user_gave))
         user_gave |= {"epochs", "steps"}
     options = _resumed(context, options, user_gave) if options["resume"] else _completed(options)
-    if options["on"] == "local" and (only := user_gave & {"resources", "working_dir"}):
-        raise ClusterError(f"--{min(only)} needs --on ray".replace("_", "-"))
+    if options["on"] == "local" and (only := user_gave & {"resources", "working_dir", "ray_labels", "ray_spread"}):
+        raise ClusterError(f"{_written(context.command, min(only))} needs --on ray")
     options = _with_durability(options, user_gave)
     if options["resume"]:
         return options

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import time
 from importlib import metadata
 from pathlib import Path
@@ -38,8 +39,8 @@ class RunFolder:
     run's server accepts.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, given: bool = False) -> None:
+        self.path, self._given = path, given
         self.commits = path / "commits.csv"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
@@ -62,6 +63,11 @@ class RunFolder:
             return ranges
         return int(self.checkpoints.exists())
 
+    @property
+    def empty(self) -> bool:
+        """Whether it holds nothing, but for what a file system or an interrupted write leaves there."""
+        return all(entry.name == "lost+found" or entry.name.startswith(".") for entry in self.path.iterdir())
+
     @classmethod
     def create(cls, parent: Path, label: str, options: dict[str, Any]) -> RunFolder:
         """Creates a folder named after the time and the label. Raises OSError."""
@@ -69,14 +75,27 @@ class RunFolder:
         taken = 0
         while (path := parent / (f"{name}-{taken + 1}" if taken else name)).exists():
             taken += 1
-        folder = cls(path)
-        folder.logs.mkdir(parents=True)
-        folder.save_options(options)
+        return cls.begin(path, options)
+
+    @classmethod
+    def begin(cls, path: Path, options: dict[str, Any], given: bool = False) -> RunFolder:
+        """Makes a folder that of a new run; `given` if the user made it. Raises OSError."""
+        folder = cls(path, given)
+        path.mkdir(parents=True, exist_ok=True)
+        folder.save_options(options)  # first: from then on the run can be resumed
+        folder.logs.mkdir()
         return folder
+
+    def discard(self) -> None:
+        """Removes the folder; if the user made it, what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._given:
+            self.path.mkdir(exist_ok=True)
 
     def save_options(self, options: dict[str, Any]) -> None:
         """Stores the run's options for a later --resume."""
-        self.options.write_text(json.dumps({**options, "resume": None}, indent=2, default=str) + "\n")
+        stored = {name: value for name, value in options.items() if name != "folder"}
+        _replace(self.options, json.dumps({**stored, "resume": None}, indent=2, default=str) + "\n")
 
     def write_tokens(self) -> str:
         """Writes the run's tokens, readable by their owner alone: the server's file, and each client's token. Returns the
@@ -106,7 +125,7 @@ class RunFolder:
         save_file(layout.split(theta), self.model, metadata={"format": "pt", "gem_version": str(version)})
 
     def save_evaluations(self, scores: list[Score]) -> None:
-        self.evaluations.write_text(json.dumps([vars(score) for score in scores if math.isfinite(score.loss)]) + "\n")
+        _replace(self.evaluations, json.dumps([vars(score) for score in scores if math.isfinite(score.loss)]) + "\n")
 
     def load_evaluations(self) -> list[Score]:
         return [Score(**score) for score in json.loads(self.evaluations.read_text())] if self.evaluations.exists() else []
@@ -116,7 +135,14 @@ class RunFolder:
         known = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in summary.items()
         }
-        self.summary.write_text(json.dumps(known, indent=2, allow_nan=False) + "\n")
+        _replace(self.summary, json.dumps(known, indent=2, allow_nan=False) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file of which a process that is killed leaves the old text or the new one."""
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(text)
+    scratch.replace(path)
 
 
 def _write_privately(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ import json
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from gem_worker.process.cli import main as gem_worker
 try:
     from gem_worker.launcher.launch import launch
     from gem_worker.ray.host import RayHost, connection
+    from gem_worker.ray.placement import Placement
 except ModuleNotFoundError as missing:
     why = f"gem_worker.ray needs {missing.name}, which is not installed: {install('ray')}"
     raise ModuleNotFoundError(why, name=missing.name) from None
@@ -75,8 +76,11 @@ def train(
     *,
     workers: int | None = None,
     resources_per_worker: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    spread: bool | None = None,
     address: str | None = None,
     runtime_env: dict[str, Any] | None = None,
+    report: Callable[[dict[str, Any]], object] | None = None,
     **options: Any,
 ) -> Result:
     """Trains a task with workers on a Ray cluster, as `gem-train --on ray` does. The server is a process on this machine.
@@ -87,8 +91,13 @@ def train(
         task: "digits" (if None), "mnist", or your own as "module:Class". This process imports it too, to evaluate the model.
         workers: Number of workers, each an actor; 4 if None.
         resources_per_worker: Ray's resources for each actor, by name; {"CPU": 1} if None.
+        labels: What the labels of the workers' nodes must be, by name: a value, "!value", "in(a,b)" or "!in(a,b)".
+        spread: Whether to use as many nodes as possible, instead of Ray's own order.
         address: Of the Ray cluster: "auto" (if None), "local" or "host:port". Not used if `ray.init` was called before.
         runtime_env: Ray's environment for the workers, such as {"working_dir": "."} with the task's module.
+        report: Called in this thread after each evaluation, and at the end of a complete run, with "test_loss", "test_accuracy"
+            (0 to 1; not if the task has none), "version", "epoch" (from 0), "folder" (the run's, a text) and "done" (whether
+            the run is complete). An exception that it raises stops the run, which can be resumed, and comes out of this call.
         options: gem-train's other options and settings, such as epochs=400, rule="gem", data="/data", overlap=True.
 
     Raises:
@@ -96,14 +105,16 @@ def train(
         KeyboardInterrupt: The run was stopped. It can be resumed.
         TypeError: gem-train has no such option.
     """
-    resources = ",".join(f"{name}={amount!r}" for name, amount in (resources_per_worker or {}).items()) or None
-    named = {"on": "ray", "task": task, "workers": workers, "ray_address": address, "resources": resources}
+    named = {
+        "on": "ray", "task": task, "workers": workers, "ray_address": address, "resources": _pairs(resources_per_worker),
+        "ray_labels": _pairs(labels), "ray_spread": spread,
+    }  # fmt: skip
     context, _, _ = _context("gem-train", gem_train, named | options)
     errors: list[str] = []
     try:
         with connection(), signals_interrupt():
             run, user_gave = run_options(context)
-            status, folder = launch(run, user_gave, RayHost.for_run(run, runtime_env), errors.append)
+            status, folder = launch(run, user_gave, RayHost.for_run(run, runtime_env), errors.append, report)
     except (ClusterError, InvalidRequest, click.UsageError) as error:
         raise RunError(str(error)) from None
     if status == EXIT_INTERRUPTED:
@@ -122,6 +133,8 @@ def join(
     workers: int = 4,
     token: str | None = None,
     resources_per_worker: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    spread: bool = False,
     ray_address: str = "auto",
     runtime_env: dict[str, Any] | None = None,
     logs: Path | None = None,
@@ -138,6 +151,8 @@ def join(
         token: The server's access token for workers. For a run of `train` or `gem-train --on ray`, the content of the file
             worker-token in its folder.
         resources_per_worker: As for `train`.
+        labels: As for `train`.
+        spread: As for `train`.
         ray_address: Of the Ray cluster, as `address` for `train`.
         runtime_env: As for `train`.
         logs: Folder for the workers' logs; a new temporary folder if None.
@@ -156,10 +171,11 @@ def join(
     folder.mkdir(parents=True, exist_ok=True)
     group = f"joined-{secrets.token_hex(3)}"  # several joins to a run need different names
     names = [f"{group}-{number}" for number in range(workers)]
-    host = RayHost(ray_address, dict(resources_per_worker or {"CPU": 1.0}), runtime_env)
-    members = [host.member(name, folder / f"{name}.log", [*flags, f"--name={name}"], settings, token) for name in names]
-    cluster = Cluster([], [*members], click.echo)
     try:
+        placement = Placement.parsed(_pairs(resources_per_worker) or "CPU=1", _pairs(labels) or "", spread)
+        host = RayHost(ray_address, placement, runtime_env)
+        members = [host.member(name, folder / f"{name}.log", [*flags, f"--name={name}"], settings, token) for name in names]
+        cluster = Cluster([], [*members], click.echo)
         with Admin(address, timeout=5.0, token=token, **tls) as admin, connection(), signals_interrupt():
             cluster.ends_together = ends_together(Hyperparameters.from_message(admin.status().hyperparameters))
             host.connect()
@@ -173,6 +189,11 @@ def join(
         raise RunError(str(error), folder) from None
     if cluster.diverged:
         raise RunError(f"training diverged: {', '.join(cluster.diverged)}", folder)
+
+
+def _pairs(named: Mapping[str, float] | Mapping[str, str] | None) -> str | None:
+    """As --resources takes them; None if there is none."""
+    return ",".join(f"{name}={value}" for name, value in (named or {}).items()) or None
 
 
 def _tend(cluster: Cluster, admin: Admin) -> None:

@@ -14,13 +14,15 @@ from signal import SIGKILL, SIGTERM, Signals, getsignal
 from signal import signal as set_handler
 from typing import Any
 
+import click
 import ray
 from gem_api.process.options import as_environment
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
 from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError, Member
-from gem_worker.ray.worker import Worker
+from gem_worker.ray.placement import Placement
+from gem_worker.ray.worker import CONTROL
 
 _REPORT_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
@@ -28,33 +30,6 @@ _NEVER_BEGAN = (
     f"Ray started it {MAX_RESTARTS + 1} times at most, and it ended before it could begin: while its process started or "
     "imported modules. Look at Ray's logs on its node: /tmp/ray/session_latest/logs/worker-*.err and raylet.out\n"
 )
-_CONTROL = "control"  # the actor's thread for everything but its work
-
-
-def parsed(text: str) -> dict[str, float]:
-    """Ray's resources from "CPU=1,GPU=0.5". Raises ClusterError."""
-    try:
-        pairs = [pair.partition("=") for pair in text.split(",")]
-        resources = {name.strip(): float(amount) for name, _, amount in pairs}
-        actor_class(resources)  # Ray checks the amounts
-    except (ValueError, OverflowError) as error:
-        raise ClusterError(f"--resources {text!r}: write NAME=AMOUNT,..., such as CPU=1,GPU=0.5 ({error})") from None
-    return resources
-
-
-def actor_class(resources: dict[str, float]) -> Any:
-    """The class of an actor that Ray restarts if it dies, with the work that it was doing, until it has died too often: then
-    the launcher makes another, or gives up. Raises ValueError."""
-    others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")}
-    return ray.remote(
-        num_cpus=resources.get("CPU", 0),
-        num_gpus=resources.get("GPU", 0),
-        memory=resources.get("memory"),
-        resources=others,
-        max_restarts=MAX_RESTARTS,
-        max_task_retries=-1,
-        concurrency_groups={_CONTROL: 1},
-    )(Worker)
 
 
 def without_runs(runtime_env: dict[str, Any] | None, runs: Sequence[Path]) -> dict[str, Any] | None:
@@ -75,12 +50,12 @@ class RayHost:
 
     Attributes:
         address: "auto", "local" or "host:port" of the cluster.
-        resources: What each process of workers needs, by name; some node must have that much.
+        placement: What Ray is asked for each process of workers.
         runtime_env: Ray's environment for the workers, such as {"working_dir": "."}.
     """
 
     address: str
-    resources: dict[str, float]
+    placement: Placement
     runtime_env: dict[str, Any] | None = None
     remote = True
 
@@ -90,10 +65,11 @@ class RayHost:
         if options["working_dir"]:
             runtime_env = {"working_dir": options["working_dir"], **(runtime_env or {})}
         runs = [Path(folder) for folder in (options["runs"], options["resume"]) if folder]
-        return cls(options["ray_address"], parsed(options["resources"]), without_runs(runtime_env, runs))
+        placement = Placement.parsed(options["resources"], options["ray_labels"], options["ray_spread"])
+        return cls(options["ray_address"], placement, without_runs(runtime_env, runs))
 
     def __str__(self) -> str:
-        return f"Ray ({_written(self.resources)} each)"
+        return f"Ray ({self.placement} each)"
 
     def connect(self) -> str:
         """Connects this process to the cluster, unless it is connected; returns this node's address for the other nodes.
@@ -113,11 +89,22 @@ class RayHost:
             _init(self.address, self.runtime_env)
         elif self.runtime_env:
             raise ClusterError("this process has connected to Ray before: give the runtime_env to that ray.init()")
-        _require_room(self.resources)
+        self._check_room()
         return str(ray.util.get_node_ip_address())
 
     def member(self, name: str, log: Path, flags: list[str], settings: Mapping[str, Any], token: str | None) -> Actor:
-        return Actor(name, log, flags, settings, token, self.resources)
+        return Actor(name, log, flags, settings, token, self.placement)
+
+    def _check_room(self) -> None:
+        """Says so if no node can run the workers. That is no error: an autoscaler may add one, and Ray does not tell whether it
+        has an autoscaler. Raises ClusterError if this process is in a placement group, which the workers would leave."""
+        if ray.util.get_current_placement_group() and (self.placement.spread or self.placement.labels):
+            raise ClusterError(
+                "this process runs in a placement group, as each trial of Ray Tune does, and the group decides where workers "
+                "run: leave out spread and labels"
+            )
+        if why := self.placement.why_waiting(ray.nodes()):
+            click.echo(f"{why}. The workers wait until Ray has one")
 
 
 @contextmanager
@@ -156,23 +143,6 @@ def _require_listener(address: str) -> None:
         raise ClusterError(f"no Ray cluster at {address!r}: {error}; start one with `ray start --head`") from None
 
 
-def _require_room(resources: dict[str, float]) -> None:
-    """Raises ClusterError if no node has these resources, and no autoscaler could add one."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(all(node.get(name, 0) >= amount for name, amount in resources.items()) for node in nodes):
-        return
-    if ray._private.state.state.get_max_resources_from_cluster_config() is None:  # there is no public way to ask
-        have = "; ".join(_written({name: node.get(name, 0) for name in resources}) for node in nodes)
-        raise ClusterError(
-            f"no node of the Ray cluster has the resources for a worker: {_written(resources)} needed, the nodes have {have}"
-        )
-
-
-def _written(resources: Mapping[str, float]) -> str:
-    """Resources as --resources takes them."""
-    return ",".join(f"{name}={amount:g}" for name, amount in resources.items())
-
-
 @dataclass
 class Actor(Member):
     """A member that is a Ray actor: workers in one process, on any node.
@@ -183,13 +153,13 @@ class Actor(Member):
         flags: The flags of gem-worker.
         settings: Its settings without an option, by their keys.
         token: The access token of its workers.
-        resources: What Ray reserves for it, by name.
+        placement: What Ray is asked for it.
     """
 
     flags: list[str]
     settings: Mapping[str, Any]
     token: str | None = field(repr=False)
-    resources: dict[str, float]
+    placement: Placement
     _actor: Any = field(default=None, init=False)
     _work: Any = field(default=None, init=False)
     _report: Any = field(default=None, init=False)
@@ -202,9 +172,18 @@ class Actor(Member):
     def start(self, *extra: str) -> None:
         self._begin_log()
         self._status, self._place, self._alive = None, None, False
-        self._actor = actor_class(self.resources).remote()
+        try:
+            self._actor = self.placement.actor_class(self._name_in_ray).remote()
+        except ValueError as error:  # a placement group has no room for it, or its name is taken
+            raise ClusterError(f"Ray can't start {self.name}: {error}") from None
         self._work = self._actor.work.remote(self.name, [*self.flags, *extra], as_environment(self.settings), self.token)
         self._ask()
+
+    @property
+    def _name_in_ray(self) -> str:
+        """Tells the run too: the server has its address for itself."""
+        (server,) = (flag.removeprefix("--server=") for flag in self.flags if flag.startswith("--server="))
+        return f"{self.name}@{server}"
 
     @property
     def status(self) -> int | None:
@@ -229,7 +208,7 @@ class Actor(Member):
             ray.kill(self._actor)
             self._status = -SIGKILL
         else:
-            self._actor.stop.options(concurrency_group=_CONTROL, max_task_retries=0).remote()
+            self._actor.stop.options(concurrency_group=CONTROL, max_task_retries=0).remote()
 
     def wait(self, seconds: float) -> None:
         if self.status is None and self._actor is not None:
@@ -247,7 +226,7 @@ class Actor(Member):
 
     def _ask(self) -> None:
         """Asks the actor where it is and what it has written."""
-        self._report = self._actor.report.options(concurrency_group=_CONTROL, max_task_retries=0).remote()
+        self._report = self._actor.report.options(concurrency_group=CONTROL, max_task_retries=0).remote()
         self._reported_at = time.monotonic()
 
     def _follow(self) -> None:

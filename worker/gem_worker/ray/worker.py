@@ -17,6 +17,7 @@ from gem_worker.process.cli import main
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.work import work
 
+CONTROL = "control"  # the actor's thread for everything but its work
 _MAX_PIECES = 10_000  # of output that the launcher has not fetched
 
 
