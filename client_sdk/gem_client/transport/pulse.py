@@ -22,10 +22,10 @@ class PortSilent(Exception):
 class Pulse:
     """Watches one TCP connection while an exchange waits on it.
 
-    A gradient may wait for its turn, and a result for a slow rule, for as long as the server likes; its system answers packets
-    all the same. If none comes, the pulse connects to the same port: a firewall that drops the lane's packets drops these too.
-    It also does that if the system doesn't say when packets came. Nor may there be any in a long wait for a turn: the client's
-    system then asks less and less often.
+    A gradient may wait for its turn, and a result for a slow rule: the server's system answers packets all the same. If none
+    comes, the pulse connects to the same port, because a firewall that drops the lane's packets drops these too. It also does
+    so in a long wait for a turn, in which the client's system asks for packets less and less often, and if the system doesn't
+    say when packets came.
 
     Args:
         sock: The connection.
