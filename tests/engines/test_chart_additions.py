@@ -54,7 +54,7 @@ def test_fields_of_a_pod_are_added_or_replaced(component: str) -> None:
     }
     container: Object = {
         "env": [{"name": "MORE", "value": "1"}],
-        "volumeMounts": [{"name": "more", "mountPath": "/more"}, {"name": "more", "mountPath": "/more/of/it"}],
+        "volumeMounts": [{"name": "more", "mountPath": "/more"}, {"name": "tmp", "mountPath": "/scratch"}],
         "securityContext": {"readOnlyRootFilesystem": False, "capabilities": {"drop": ["NET_RAW"]}},
     }
     after = pod_of(component, pod=pod, container=container)

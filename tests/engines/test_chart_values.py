@@ -104,7 +104,7 @@ WRONG: list[tuple[Object, str]] = [
     ({"server": {"image": {"digest": "sha256:12"}}}, "/server/image/digest"),
     ({"config": {"memory_limit": "3G"}}, "config.memory_limit (3G) is more than server.resources.limits.memory (2Gi)"),
     ({"config": {"memory_limit": 2**31 + 1}}, "is more than server.resources.limits.memory (2Gi)"),
-    ({"config": {"memory_limit": "1.9GiB"}, "server": {"resources": {"limits": {"memory": "1900M"}}}}, "config.memory_limit"),
+    ({"config": {"memory_limit": "1.9GiB"}, "server": {"resources": {"limits": {"memory": "2G"}}}}, "config.memory_limit"),
     ({"worker": {"resources": {"limit": {}}}}, "limit"),
     ({"config": {"rule": "gme"}}, "/config/rule"),
     ({"config": {"rule": ["gem"]}}, "/config/rule"),
