@@ -34,7 +34,7 @@ trap 'exit 143' TERM
 echo $$ >pid
 echo "$SERVING"
 for name in "${!GEM_@}"; do echo "$name=${!name}"; done >settings
-until [ -e leave ]; do sleep 1; done
+until [ -e leave ]; do sleep 1 || exit; done  # it ends with its folder
 """
 STAND_INS = {
     "gem-server": PROCESS,
