@@ -44,12 +44,12 @@ def crashes_and_comes_back(project: Project, service: str) -> None:
 
 
 def test_the_two_servers_hold_one_run_and_prometheus_scrapes_both(project: Project) -> None:
+    wait_until(lambda: all(len(project.status(service)["workers"]) == WORKERS for service in SERVERS), project)
     lead, other = (project.status(service) for service in SERVERS)
     assert lead["run_id"] == other["run_id"]
     assert [each.get("range_index", 0) for each in (lead, other)] == [0, 1]
     assert [each["range_count"] for each in (lead, other)] == [2, 2]
     assert lead["peers"] == ["server-1:50051"]
-    assert len(lead["workers"]) == len(other["workers"]) == WORKERS
 
     def up() -> set[str]:
         targets = project.prometheus("targets", state="active")["activeTargets"]
