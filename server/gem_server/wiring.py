@@ -105,8 +105,9 @@ class Parts:
         )  # fmt: skip
 
         durability = self.group_commit or Unlogged()
-        self.uploads = Uploads(core.memory, running_loop(), clock, durability.hurry)
-        self.replies = Turns[object](lambda slow: object(), lambda turn: None, running_loop(), clock)
+        loop, workers = running_loop(), lambda: len(core.leases.live)
+        self.uploads = Uploads(core.memory, loop, clock, workers, durability.hurry)
+        self.replies = Turns[object](lambda slow: object(), lambda turn: None, loop, clock, workers)
         self.view = RunView(
             core, self.progress, clock, self.history.earlier if self.history else None,
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,

@@ -12,7 +12,7 @@ from gem_api.errors import Overloaded
 from gem_api.layout import Layout
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload, buffers_for
-from gem_server.intake.turns import AHEAD, FIRST, GRACE, LONGEST, PATIENCE
+from gem_server.intake.turns import AHEAD, FIRST, GRACE, IN_FLIGHT, LONGEST, PATIENCE, Turns
 from gem_server.intake.uploads import Uploads
 from kit.core import make_core, start
 
@@ -36,7 +36,7 @@ def turns(workers: int = 6, limit: int = 0) -> tuple[Uploads, Core, Clock]:
     core, clock = make_core(), Clock()
     start(core, [f"worker-{number}" for number in range(workers)], Layout.of({"w": (SIZE,)}))
     core.memory.limit = core.memory.held + limit if limit else 0
-    return Uploads(core.memory, clock, lambda: clock.now, small=0), core, clock  # type: ignore[arg-type]
+    return Uploads(core.memory, clock, lambda: clock.now, lambda: 3, small=0), core, clock  # type: ignore[arg-type]
 
 
 def begin(queue: Uploads, client: str = "ann") -> Upload | Future[Upload]:
@@ -59,10 +59,24 @@ def test_one_arrives_at_a_time_and_the_next_is_the_one_that_came_first() -> None
         queue.end(begun(asked[number]))
 
 
+@pytest.mark.parametrize(
+    ("workers", "nbytes", "at_once"),
+    [(16, IN_FLIGHT // 4, 4), (16, IN_FLIGHT, 1), (4, IN_FLIGHT // 4, 2), (2, NBYTES, 1)],
+)
+def test_a_few_that_are_not_so_large_arrive_at_once_but_of_half_of_the_workers(
+    workers: int, nbytes: int, at_once: int
+) -> None:
+    """One alone begins slowly on a far network."""
+    loop: Any = Clock()
+    queue = Turns[object](lambda slow: object(), lambda turn: None, loop, lambda: 0.0, lambda: workers, small=0)
+    asked = [queue.begin(f"worker {number}", nbytes) for number in range(9)]
+    assert [isinstance(each, PlainFuture) for each in asked] == [False] * at_once + [True] * (9 - at_once)
+
+
 def test_small_gradients_wait_for_nobody() -> None:
     core = make_core()
     start(core, ["ann", "bob"])
-    queue = Uploads(core.memory, Clock(), lambda: 0.0)  # type: ignore[arg-type]
+    queue = Uploads(core.memory, Clock(), lambda: 0.0, lambda: 9)  # type: ignore[arg-type]
     assert not any(waits(begin(queue)) for _ in range(2))
 
 

@@ -67,7 +67,7 @@ class Server:
 
     def __post_init__(self) -> None:
         """Every gradient needs a turn here, so that the small ones of the simulation wait too."""
-        self.uploads = Uploads(self.core.memory, Futures(), lambda: self.now, small=0)  # type: ignore[arg-type]
+        self.uploads = Uploads(self.core.memory, Futures(), lambda: self.now, lambda: 2, small=0)  # type: ignore[arg-type]
 
 
 class Futures:

@@ -1,4 +1,4 @@
-"""Whose turn it is on the network: large transfers in one direction go one at a time, first come, first served.
+"""Whose turn it is on the network: large transfers in one direction go one or a few at a time, first come, first served.
 
 If all workers send at once, each is slow, all are done at the same time, and then all wait for θ: half of a network is idle. In
 turns, θ goes down to one while another's gradient comes up.
@@ -23,6 +23,7 @@ LONGEST = 10.0  # seconds that a transfer waits before it begins beside others: 
 PATIENCE = 4.0  # a turn ends after this many times what it would have taken at the best rate of the last turns,
 GRACE = 0.25  # and these seconds
 AHEAD = 4 << 20  # bytes before the end of a transfer, at most, at which the next turn begins
+IN_FLIGHT = 16 << 20  # bytes of the transfers that have a turn at the same time: one alone begins slowly on a far network
 FIRST = 2.0  # seconds after which a transfer is slow while no other has shown how fast this network is
 _REMEMBERED = 16  # turns
 
@@ -47,6 +48,7 @@ class Turns(Generic[T]):
         take_back: Takes it back from a transfer that nobody begins.
         loop: Makes the futures that calls wait for.
         clock: Returns monotonic seconds.
+        workers: Returns how many there are. At most half of them have a turn, so that the others use the other direction.
         hurry: Called when a transfer has to wait.
         small: Bytes up to which a transfer goes beside others.
     """
@@ -57,6 +59,7 @@ class Turns(Generic[T]):
         take_back: Callable[[T], None],
         loop: AbstractEventLoop,
         clock: Callable[[], float],
+        workers: Callable[[], int],
         hurry: Callable[[], None] = lambda: None,
         small: int = SMALL,
     ) -> None:
@@ -64,6 +67,7 @@ class Turns(Generic[T]):
         self._take_back = take_back
         self._loop = loop
         self._clock = clock
+        self._workers = workers
         self._hurry = hurry
         self._small = small
         self._turns: dict[T, _Turn] = {}
@@ -157,7 +161,8 @@ class Turns(Generic[T]):
 
     def _give_to(self, turn: _Turn) -> T | None:
         """What a transfer needs, if it may begin; None if it has to wait."""
-        if turn.alone and any(other.alone and not other.slow for other in self._turns.values()):
+        have_one = sum(other.alone and not other.slow for other in self._turns.values())
+        if turn.alone and have_one >= max(1, min(IN_FLIGHT // turn.nbytes, self._workers() // 2)):
             return None
         given = self._give(turn.slow + sum(other.slow for other in self._turns.values()))
         if given is not None:

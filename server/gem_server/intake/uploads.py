@@ -17,7 +17,7 @@ class Uploads(Turns[Upload]):
 
     Args:
         memory: Counts the buffers, and has them made.
-        loop, clock, hurry, small: As for `Turns`.
+        loop, clock, workers, hurry, small: As for `Turns`.
     """
 
     def __init__(
@@ -25,10 +25,11 @@ class Uploads(Turns[Upload]):
         memory: Memory,
         loop: AbstractEventLoop,
         clock: Callable[[], float],
+        workers: Callable[[], int],
         hurry: Callable[[], None] = lambda: None,
         small: int = SMALL,
     ) -> None:
-        super().__init__(self._new, Upload.release, loop, clock, hurry, small)
+        super().__init__(self._new, Upload.release, loop, clock, workers, hurry, small)
         self._memory = memory
         self._free: list[Vector] = []
 
