@@ -63,9 +63,7 @@ def test_one_arrives_at_a_time_and_the_next_is_the_one_that_came_first() -> None
     ("workers", "nbytes", "at_once"),
     [(16, IN_FLIGHT // 4, 4), (16, IN_FLIGHT, 1), (4, IN_FLIGHT // 4, 2), (2, NBYTES, 1)],
 )
-def test_a_few_that_are_not_so_large_arrive_at_once_but_of_half_of_the_workers(
-    workers: int, nbytes: int, at_once: int
-) -> None:
+def test_a_few_that_are_not_so_large_arrive_at_once_but_of_half_of_the_workers(workers: int, nbytes: int, at_once: int) -> None:
     """One alone begins slowly on a far network."""
     loop: Any = Clock()
     queue = Turns[object](lambda slow: object(), lambda turn: None, loop, lambda: 0.0, lambda: workers, small=0)
