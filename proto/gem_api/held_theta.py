@@ -6,6 +6,7 @@ What one difference rounds off is in the next, because that is taken to what the
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,8 +68,9 @@ class _Kept(ThetaFormat):
 
         return Assembly(into, self.packing, unpack)
 
+    @abstractmethod
     def _unpack(self, data: memoryview, held: Vector, filled: Vector) -> None:
-        raise NotImplementedError
+        """Decodes bytes into a part of θ, and into the same part of what is held."""
 
 
 @dataclass(frozen=True)

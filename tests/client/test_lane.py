@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,15 +135,21 @@ def close_in_mid_exchange(live: Live, wire: Wire) -> None:
             waiting.result(DEADLINE)
 
 
-def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_opening() -> tuple[Callable[..., client_lane.Lane], threading.Event, threading.Event]:
+    """`open_network_lane` that waits at the door: the function, the event that it is there, and the one that lets it go on."""
     at_the_door, go_on = threading.Event(), threading.Event()
     open_lane = client_lane.open_network_lane
 
-    def slow(*arguments: object) -> client_lane.Lane:
+    def slow(*arguments: Any) -> client_lane.Lane:
         at_the_door.set()
         assert go_on.wait(DEADLINE)
-        return open_lane(*arguments)  # type: ignore[arg-type]
+        return open_lane(*arguments)
 
+    return slow, at_the_door, go_on
+
+
+def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, at_the_door, go_on = slow_opening()
     monkeypatch.setattr("gem_client.transport.connection.open_network_lane", slow)
     with nothing_left_open():
         session = connect(live.address, retry=Patience().retry())
@@ -159,14 +166,7 @@ def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live
 def test_a_lane_that_was_opened_again_is_closed_with_its_session(
     closed: str, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_the_door, go_on = threading.Event(), threading.Event()
-    open_lane = client_lane.open_network_lane
-
-    def slow(*arguments: object) -> client_lane.Lane:
-        at_the_door.set()
-        assert go_on.wait(DEADLINE)
-        return open_lane(*arguments)  # type: ignore[arg-type]
-
+    slow, at_the_door, go_on = slow_opening()
     with nothing_left_open(), Wire(live.address) as wire:
         session = connect(wire.address)
         session.join(model())
