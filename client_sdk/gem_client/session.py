@@ -133,6 +133,12 @@ class Session:
         return self._member.generation
 
     @property
+    def stalled(self) -> bool:
+        """Whether the server has ended the lease because this worker no longer trains, and the worker has asked for nothing
+        since. Another thread may look at it."""
+        return self._caller.stalled.is_set()
+
+    @property
     def batches_per_commit(self) -> int:
         """Number of batches that one commit covers: those of one step, times the run's local steps. Raises InvalidRequest
         before `join`."""

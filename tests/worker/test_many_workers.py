@@ -45,6 +45,7 @@ class FakeSession:
     """A session that notes how it ended: left in order, broken off."""
 
     shares_memory = False
+    stalled = False
 
     def __init__(self) -> None:
         self.ends: list[str] = []
@@ -235,3 +236,27 @@ def test_a_worker_inside_a_long_step_leaves_when_the_process_is_stopped(monkeypa
     assert (ann.status, bob.status) == (STOPPED, STOPPED)
     assert left[0].ends[0] == "broken off"
     assert "broken off" in bobs.ends
+
+
+def test_a_stalled_worker_ends_its_process_as_failed_and_the_others_leave_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_STEP_SECONDS", 0.1)
+    monkeypatch.setattr(pool_module, "_LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(pool_module, "ignore_signals", lambda: None)
+    stopping, release = Stopping(), threading.Event()
+
+    def hangs(session: FakeSession) -> int:
+        session.stalled = True
+        release.wait()
+        return 0
+
+    def steps(session: Any) -> int:
+        while True:
+            stopping.sleep(WAIT)
+
+    (ann, _), (bob, bobs) = worker("ann", hangs, stopping), worker("bob", steps, stopping)
+    pool = WorkerPool([ann, bob], stopping)
+    assert pool.run() is False
+    assert pool.busy
+    assert worst([ann, bob]) == 1
+    assert set(bobs.ends) == {"broken off"}
+    release.set()

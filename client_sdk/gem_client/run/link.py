@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -40,6 +40,7 @@ class Caller:
         gradient_format: The format of gradients on the network.
         theta_format: The format of θ on the network.
         closed: Whether the session has ended, so that nothing is retried.
+        stalled: Set while the server has ended the lease because the worker no longer trains. No link renews it then.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Caller:
     gradient_format: Format
     theta_format: Format
     closed: bool = False
+    stalled: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._log_failure = logging_failures(self.name)  # one for all threads: an outage is one line, not one for each
@@ -138,7 +140,8 @@ class Link:
     def registered(self, registration: pb.RegisterWorkerResponse) -> None:
         """Takes a new lease, and renews it in the background until `leave`."""
         self.registration, self.steps_done, self._held = registration, registration.steps_done, None
-        self.connection.keep_alive(registration.lease_id, registration.lease_seconds / 3)
+        self.caller.stalled.clear()
+        self.connection.keep_alive(registration.lease_id, registration.lease_seconds / 3, self.caller.stalled)
         self._renewed = True
 
     def leave(self, lease_id: str, timeout: float) -> None:

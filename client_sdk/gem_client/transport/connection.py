@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.framing import chunk_frames, parse_frame
 from gem_api.layout import Vector
+from gem_api.process.lifetime import stacks
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
@@ -48,6 +49,7 @@ class Connection:
         self._background = Background(weakref.WeakMethod(self.renew), timeout)
         self._lease_id = ""  # id of the lease that is renewed in the background; empty if there is none
         self._renew_timeout = timeout
+        self._stalled = threading.Event()
         self._stream: CommitStream | None = None
         self.lane: Lane | None = None
         self._lanes_left = 0  # how many may still break, without a commit in between, before gRPC carries the commits
@@ -62,9 +64,11 @@ class Connection:
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response
 
-    def keep_alive(self, lease_id: str, seconds: float) -> None:
-        """Renews this lease every `seconds` seconds from now on, in the background, until `leave` or `stop`."""
+    def keep_alive(self, lease_id: str, seconds: float, stalled: threading.Event) -> None:
+        """Renews this lease every `seconds` seconds from now on, in the background, until `leave` or `stop`, or until `stalled`
+        is set. Sets that if the server has ended the lease because the worker no longer trains."""
         self._lanes_left, self._rest, self._next_rest = LANES_IN_A_ROW, 0, 0
+        self._stalled = stalled
         self._lease_id = lease_id
         self._renew_timeout = min(self._timeout, max(1.0, seconds))  # a renewal that hangs leaves time for another
         self._background.start(seconds)
@@ -73,9 +77,19 @@ class Connection:
         """Renews the lease of `keep_alive`, once: on its lane if that is free, else over gRPC. While gRPC carries the commits,
         tries now and then to open a lane again."""
         lane, lease_id = self.lane, self._lease_id
-        if not lease_id or (lane is not None and lane.renew()):
+        if not lease_id or self._stalled.is_set() or (lane is not None and lane.renew()):
             return
-        self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._renew_timeout)
+        try:
+            self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._renew_timeout)
+        except LeaseEnded as ended:
+            if ended.reason == "stalled" and lease_id == self._lease_id:
+                self._stalled.set()
+                log.error(
+                    "the server ended the lease: this worker renewed it, but for far longer than usual in this run it asked "
+                    "for nothing that training needs. It registers again if it goes on. Its threads stand here:\n%s",
+                    stacks(),
+                )
+            raise
         if not self._lanes_left and self._found is None:
             self._seek_lane(lease_id)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,6 +36,14 @@ def print_stacks_on_signal() -> None:
     ends it. Does nothing on systems without the signal."""
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=_STANDARD_ERROR, all_threads=True)
+
+
+def stacks() -> str:
+    """Where each thread of this process stands except the one that asks, the innermost call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
+    each = [f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in others]
+    return "".join(each).rstrip()
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class LeaseEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEASE_END_REASON_ROLLED_BACK: _ClassVar[LeaseEndReason]
     LEASE_END_REASON_REPLACED: _ClassVar[LeaseEndReason]
     LEASE_END_REASON_QUARANTINED: _ClassVar[LeaseEndReason]
+    LEASE_END_REASON_STALLED: _ClassVar[LeaseEndReason]
 
 class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,6 +62,7 @@ LEASE_END_REASON_EXPIRED: LeaseEndReason
 LEASE_END_REASON_ROLLED_BACK: LeaseEndReason
 LEASE_END_REASON_REPLACED: LeaseEndReason
 LEASE_END_REASON_QUARANTINED: LeaseEndReason
+LEASE_END_REASON_STALLED: LeaseEndReason
 RUN_STATE_UNSPECIFIED: RunState
 RUN_STATE_WAITING: RunState
 RUN_STATE_TRAINING: RunState
@@ -276,7 +278,7 @@ class CommitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[CommitHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class CommitHeader(_message.Message):
-    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "update_kind", "theta_base")
+    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "update_kind", "theta_base", "traceparent", "tracestate")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +289,8 @@ class CommitHeader(_message.Message):
     THETA_DTYPE_FIELD_NUMBER: _ClassVar[int]
     UPDATE_KIND_FIELD_NUMBER: _ClassVar[int]
     THETA_BASE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     sequence: int
     base_version: int
@@ -297,7 +301,9 @@ class CommitHeader(_message.Message):
     theta_dtype: _tensors_pb2.WireDtype
     update_kind: UpdateKind
     theta_base: int
-    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ..., theta_base: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    tracestate: str
+    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ..., theta_base: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ("result", "chunk")

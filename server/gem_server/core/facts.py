@@ -20,6 +20,7 @@ class EndReason(StrEnum):
     ROLLED_BACK = "rolled_back"
     REPLACED = "replaced"
     QUARANTINED = "quarantined"
+    STALLED = "stalled"
 
 
 class Outcome(StrEnum):

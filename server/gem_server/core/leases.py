@@ -13,6 +13,7 @@ from gem_api.layout import Vector
 from gem_api.region import Region
 
 from gem_server.core.facts import Applied, EndReason
+from gem_server.core.pace import Pace
 from gem_server.rules.base import Buffers
 
 REPLY = "answer"  # an optional buffer that receives the θ for the worker's next gradient
@@ -141,6 +142,7 @@ class LeaseTable:
         live: The live leases by id. Only this class changes it.
         nbytes: Bytes held for all of them, without shared memory. A running total, because there may be thousands.
         by_reference: How many of them have gradients that are used where they lie; a running total too.
+        pace: When each worker last asked for what training needs.
     """
 
     duration: float
@@ -150,12 +152,17 @@ class LeaseTable:
     by_reference: int = 0
     _by_worker: dict[str, Lease] = field(default_factory=dict)
     ended: dict[EndReason, int] = field(default_factory=dict)
+    pace: Pace = field(init=False)
     _looked_at: float | None = None
     _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.duration)
 
     def open(self, lease_id: str, worker: str, buffers: Buffers, now: float, owner: str = "") -> Lease:
         lease = Lease(lease_id, worker, now + self.duration, buffers, owner=owner)
         self.add(lease)
+        self.pace.begin(lease_id, now)
         return lease
 
     def add(self, lease: Lease) -> None:
@@ -198,6 +205,16 @@ class LeaseTable:
         lease.expires_at, lease.starting = now + self.duration, False
         return lease
 
+    def at_work(self, lease_id: str, now: float, committed: bool = False) -> Lease:
+        """As `renew`, for what a worker asks for because it trains."""
+        self.pace.seen(lease_id, now, committed)
+        return self.renew(lease_id, now)
+
+    def stalled(self, now: float, busy: Callable[[str], bool]) -> list[Lease]:
+        """The leases whose workers renew them, but no longer train. `busy` says whether a lease's tensors are being moved."""
+        idle = [lease for lease in self.live.values() if lease.queued is None and not busy(lease.lease_id)]
+        return [lease for lease in idle if self.pace.stalled(lease.lease_id, now)]
+
     def extend_after_suspension(self, now: float) -> float:
         """Extends the leases by a long gap since the last call. Call it often, and before `expired`.
 
@@ -210,6 +227,7 @@ class LeaseTable:
         self._looked_at = now
         if gap <= self.duration / 2:
             return 0.0
+        self.pace.suspended(gap)
         for lease in self.live.values():
             lease.expires_at = min(lease.expires_at + gap, now + self.duration)
         return gap
@@ -221,6 +239,7 @@ class LeaseTable:
         self.nbytes -= lease.counted
         self.by_reference -= lease.counted_by_reference
         lease.counted, lease.counted_by_reference = 0, False
+        self.pace.end(lease.lease_id, stalled=reason is EndReason.STALLED)
         self.ended[reason] = self.ended.get(reason, 0) + 1
         self._reasons[lease.lease_id] = reason
         if len(self._reasons) > _REMEMBERED_ENDS:

@@ -242,9 +242,12 @@ class Core:
     def leave(self, lease_id: str, reason: EndReason = EndReason.LEFT) -> Ended:
         return self._end(self.leases.get(lease_id), reason)
 
-    def expire(self, now: float) -> list[Ended]:
-        """Ends the leases whose time is up."""
-        return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now, self.central.initializer)]
+    def expire(self, now: float, busy: Callable[[str], bool] = lambda lease_id: False) -> list[Ended]:
+        """Ends the leases whose time is up, and those of workers that no longer train: see `LeaseTable.stalled`."""
+        ended = [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now, self.central.initializer)]
+        # A server that does not lead hands out no shards: to it, a worker that waits for one looks the same.
+        stalled = self.leases.stalled(now, busy) if self.part.leads else []
+        return ended + [self._end(lease, EndReason.STALLED) for lease in stalled]
 
     def end_unfit(self, unfit: Callable[[Lease], bool]) -> list[Ended]:
         """Ends the leases whose workers cannot continue after a restart."""
@@ -275,7 +278,7 @@ class Core:
 
     def require_initializer(self, lease_id: str, now: float) -> Lease:
         """Returns the lease of the worker that may give θ its first value. Raises InvalidRequest if that is another worker."""
-        lease = self.leases.renew(lease_id, now)
+        lease = self.leases.at_work(lease_id, now)
         if self.central.initialized or self.central.initializer != lease_id:
             raise InvalidRequest("this worker was not asked to initialise the model: pull the parameters instead")
         return lease
@@ -288,7 +291,7 @@ class Core:
     # -- reading θ
 
     def pull_decision(self, lease_id: str, now: float) -> PullDecision:
-        self.leases.renew(lease_id, now)
+        self.leases.at_work(lease_id, now)
         if self.central.initialized:
             return PullDecision.READY
         return PullDecision.INITIALIZE if self.central.initializer == lease_id else PullDecision.WAIT
@@ -342,7 +345,7 @@ class Core:
                 older than the worker knows it.
             NotInitialized: θ has no value yet.
         """
-        lease = self.leases.renew(header.lease_id, now)
+        lease = self.leases.at_work(header.lease_id, now)
         self.central.require_initialized()
         checks.require_layout(self.central.layout, header.fingerprint)
         if (repeat := checks.repeated(lease, header.sequence)) is not None:
@@ -375,7 +378,7 @@ class Core:
             LeaseEnded: The lease has ended since.
             NormOutOfBounds: The norm exceeds the bound.
         """
-        self.leases.renew(lease.lease_id, now)
+        self.leases.at_work(lease.lease_id, now, committed=True)
         if norm is not None:
             self.norms.judge(norm)
         self.quarantine.accepted(lease.worker)
@@ -457,7 +460,7 @@ class Core:
         Raises:
             InvalidRequest: It holds too many shards, or its training set is not the run's. Nothing changes then.
         """
-        lease = self.leases.renew(lease_id, now)
+        lease = self.leases.at_work(lease_id, now)
         if self.workers_awaited:
             return NoShard(complete=False)
         kept = self.ledger.held_of(lease_id, holding)
@@ -480,7 +483,7 @@ class Core:
 
     def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:
         """Marks a shard as completed. Returns False if this lease does not hold it."""
-        self.leases.renew(lease_id, now)
+        self.leases.at_work(lease_id, now)
         accepted = self.ledger.complete(lease_id, shard_id)
         if accepted:
             self.record(Record(Kind.COMPLETED, {"lease": lease_id, "shard": shard_id}))

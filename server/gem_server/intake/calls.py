@@ -111,6 +111,10 @@ class Calls:
         mine.add(call)
         return bool(older)
 
+    def exchanging(self, lease_id: str) -> bool:
+        """Whether a call uses the lease's buffers now."""
+        return any(call.exchanging for call in self._by_lease.get(lease_id, ()))
+
     def open_lane(self, call: Call, lease_id: str) -> None:
         """Makes `call` the lease's lane: it ends with the lease, and a newer lane ends an older one."""
         mine = self._by_lease.setdefault(lease_id, set())

@@ -228,14 +228,15 @@ class TrainingServicer:
         return self.offer_lane(request.lease_id, call.identify)
 
     def expire_leases(self) -> None:
-        """Ends expired leases. Time during which this server was suspended does not count."""
+        """Ends the leases that have expired, and those of workers that no longer train. Time during which this server was
+        suspended does not count."""
         now = self.clock()
         if stood_still := self.core.leases.extend_after_suspension(now):
             self.logger.warning(
                 "the server was suspended or slow to start; all leases are extended", seconds=round(stood_still, 1),
                 workers=len(self.core.leases.live),
             )  # fmt: skip
-        for ended in self.core.expire(now):
+        for ended in self.core.expire(now, self.calls.exchanging):
             self._lease_ended(ended)
 
     def _lease_ended(self, ended: Ended) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from gem_worker.command import Stopped, ignore_signals
+from gem_worker.command import EXIT_FAILED, Stopped, ignore_signals
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.worker_thread import WorkerThread
 
@@ -40,8 +40,9 @@ class WorkerPool:
         return not all(ended.is_set() for ended in self._ended)
 
     def run(self) -> bool:
-        """Runs until all workers have ended. Returns whether they were stopped: by SIGTERM or Ctrl-C, if this is the main
-        thread, or because `stopping` has begun."""
+        """Runs until all workers have ended, or one is stalled: that one has failed then, and the others are stopped, so that
+        whoever started this process can start it again. Returns whether they were stopped: by SIGTERM or Ctrl-C, if this is the
+        main thread, or because `stopping` has begun."""
         try:
             for thread in self._threads:
                 thread.start()
@@ -49,6 +50,11 @@ class WorkerPool:
                 self._wait_for_an_end()
                 if self._stopping.begun:
                     raise Stopped
+                if stalled := [worker for worker in self._workers if worker.stalled]:
+                    self._stop()
+                    for worker in stalled:
+                        worker.status = EXIT_FAILED
+                    return False
         except Stopped:
             ignore_signals()
             self._stop()

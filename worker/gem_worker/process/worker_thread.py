@@ -51,6 +51,11 @@ class WorkerThread:
         finally:
             self.ended = True
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the server has ended the worker's lease because it no longer trains."""
+        return not self.ended and self._session is not None and self._session.stalled
+
     def break_off(self) -> None:
         """Leaves the run at once and returns the shards, without waiting for a commit in progress. Thread-safe."""
         if self._session is not None:

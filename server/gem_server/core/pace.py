@@ -1,0 +1,67 @@
+"""Finds workers that renew their lease in the background, but no longer train."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+TIMES = 10  # a worker is stalled after so many times the longest pause that any worker of the run has made,
+SHORTEST, SHORTEST_LEASES = 600.0, 20  # at least these seconds, and at least as many lease durations;
+FIRST, FIRST_LEASES = 3600.0, 120  # and these until its first commit, before which it may load data and compile
+_REMEMBERED = 10_000
+
+
+@dataclass
+class Pace:
+    """When each worker last asked for something that training needs: a commit, θ, or a shard.
+
+    Nobody knows how long a step may take, so the workers themselves show it. Those that come back after their lease has ended
+    here show it too: such a pause is usual in this run, and ends no lease again.
+
+    Attributes:
+        lease_seconds: Seconds that a lease lives without a sign of life.
+        longest: The longest pause of a worker so far, in seconds.
+    """
+
+    lease_seconds: float
+    longest: float = 0.0
+    _seen: dict[str, float] = field(default_factory=dict)
+    _commits: set[str] = field(default_factory=set)
+    _stalled: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def begin(self, lease_id: str, now: float) -> None:
+        """A worker has joined, or its lease is restored: its pause begins."""
+        self._seen[lease_id] = now
+
+    def seen(self, lease_id: str, now: float, committed: bool = False) -> None:
+        """A worker asks for something, be it under a lease that has ended."""
+        before = self._stalled.pop(lease_id, None)
+        if lease_id in self._seen:
+            before, self._seen[lease_id] = self._seen[lease_id], now
+            if committed:
+                self._commits.add(lease_id)
+        if before is not None:
+            self.longest = max(self.longest, now - before)
+
+    def stalled(self, lease_id: str, now: float) -> bool:
+        """Whether the worker of a live lease makes a far longer pause than any before. Raises nothing for a restored lease:
+        its pause begins now."""
+        return now - self._seen.setdefault(lease_id, now) > self.limit(lease_id)
+
+    def limit(self, lease_id: str) -> float:
+        """Seconds that a pause of the lease's worker may take."""
+        shortest, leases = (SHORTEST, SHORTEST_LEASES) if lease_id in self._commits else (FIRST, FIRST_LEASES)
+        return max(TIMES * self.longest, shortest, leases * self.lease_seconds)
+
+    def suspended(self, seconds: float) -> None:
+        """The server itself stood still for so long, which is nobody's pause."""
+        self._seen = {lease_id: at + seconds for lease_id, at in self._seen.items()}
+
+    def end(self, lease_id: str, stalled: bool) -> None:
+        """A lease has ended, because its worker is `stalled` or for another reason."""
+        at = self._seen.pop(lease_id, None)
+        self._commits.discard(lease_id)
+        if stalled and at is not None:
+            self._stalled[lease_id] = at
+            if len(self._stalled) > _REMEMBERED:
+                self._stalled.popitem(last=False)
