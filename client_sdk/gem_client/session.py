@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from numbers import Integral
 from types import MappingProxyType, TracebackType
@@ -25,9 +25,10 @@ from gem_client.answer import Answer, Base
 from gem_client.arguments import require_figures
 from gem_client.card import card
 from gem_client.plain_errors import plain_errors
+from gem_client.run.commit_span import begin_span
 from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
-from gem_client.run.pending_commit import PendingCommit
+from gem_client.run.pending_commit import Batch, PendingCommit
 from gem_client.run.shards import Shards
 from gem_client.transport.side_thread import SideThread
 
@@ -314,7 +315,7 @@ class Session:
         with self._lock:
             update = self._member.pack(gradient, kind, decay)
             claimed = self._shards.claim(batches)
-            return self._commit(PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed))
+            return self._commit(self._pending(update, kind, loss, samples, base, claimed))
 
     @plain_errors
     def begin_commit(
@@ -344,7 +345,7 @@ class Session:
         with self._lock:
             update = self._member.pack(gradient, kind, decay)
             claimed = self._shards.claim(batches)
-        commit = PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed)
+        commit = self._pending(update, kind, loss, samples, base, claimed)
         self._under_way = self._side.submit(self._commit, commit)
 
     @plain_errors
@@ -447,7 +448,28 @@ class Session:
 
     # -- one commit
 
+    def _pending(
+        self,
+        update: Vector,
+        kind: UpdateKind,
+        loss: float | None,
+        samples: int | None,
+        base: Base | None,
+        batches: Sequence[Batch],
+    ) -> PendingCommit:
+        span = begin_span(self.name, self.transport)
+        return PendingCommit(update, kind, loss, samples, base or self._handed_out, batches, span=span)
+
     def _commit(self, commit: PendingCommit) -> Answer:
+        try:
+            answer = self._committed(commit)
+        except BaseException as error:
+            commit.span.failed(error)
+            raise
+        commit.span.answered(answer)
+        return answer
+
+    def _committed(self, commit: PendingCommit) -> Answer:
         try:
             result = self._member.commit(commit)
         except RejectedCommit:

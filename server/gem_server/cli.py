@@ -29,6 +29,7 @@ from gem_api.process.options import (
     without_end,
 )
 from gem_api.process.settings_file import config_option, setting
+from gem_api.process.tracing import export
 from gem_api.ranges import WHOLE, Range
 
 from gem_server.config import ServerConfig, StartError, private_socket
@@ -249,6 +250,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     _allow_many_files()
     end_with_launcher()
     logger = logs.configure(options["log_format"], options["log_level"])
+    export("gem-server", logger)
     try:
         with asyncio.Runner(loop_factory=DecidingLoop) as runner:
             runner.run(serve(config, logger))

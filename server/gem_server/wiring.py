@@ -32,6 +32,7 @@ from gem_server.telemetry.history import open_history
 from gem_server.telemetry.metrics import Metrics, ServerRegistry
 from gem_server.telemetry.progress import Progress, Traffic
 from gem_server.telemetry.run_view import RunView
+from gem_server.telemetry.traces import Traces
 from gem_server.telemetry.wire_metrics import WireMetrics
 
 Clock = Callable[[], float]
@@ -88,11 +89,14 @@ class Parts:
         if self.history:
             opened.callback(self.history.close)
         self.progress, self.traffic = _new_progress(core, clock()), Traffic()
+        unix = lambda at: wall() - clock() + at  # noqa: E731
         self.metrics = Metrics(
-            self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at,
-            lane=bool(listener.port),
-        )  # fmt: skip
-        observers = [self.progress.applied, self.metrics.applied, *([self.history.applied] if self.history else [])]
+            self.registry, core, self.progress, self.traffic, self._queue_length, unix, lane=bool(listener.port)
+        )
+        traces = Traces(core, clock, unix)
+        observers = [self.progress.applied, self.metrics.applied, traces.applied]
+        if self.history:
+            observers.append(self.history.applied)
         self.apply_loop = ApplyLoop(core, clock, observers)
 
         journal = make_journal(config, core.run_id, last_record)
@@ -114,7 +118,7 @@ class Parts:
         )  # fmt: skip
         self.commit_path = path = CommitPath(
             core, self.apply_loop, self.progress, calls, durability, self.uploads, self.replies,
-            WireMetrics(self.registry, clock), clock, logger,
+            WireMetrics(self.registry, clock), traces, clock, logger,
         )  # fmt: skip
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)

@@ -148,7 +148,7 @@ def test_leases_ended_are_counted_by_reason_and_all_reasons_are_there_from_the_s
     watch.core.leave("lease-1")
     watch.core.expire(1e9)
     assert watch.values("gem_leases_ended_total", "reason") == {
-        "left": 1, "expired": 1, "rolled_back": 0, "replaced": 0, "quarantined": 0
+        "left": 1, "expired": 1, "rolled_back": 0, "replaced": 0, "quarantined": 0, "stalled": 0
     }  # fmt: skip
     assert watch.value("gem_active_workers") == 0
 

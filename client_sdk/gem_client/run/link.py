@@ -244,6 +244,8 @@ class Link:
             loss=None if commit.loss is None else float(commit.loss),
             sample_count=samples,
             update_kind=KINDS[commit.kind],
+            traceparent=commit.span.traceparent,
+            tracestate=commit.span.tracestate,
         )
 
     # -- its thread

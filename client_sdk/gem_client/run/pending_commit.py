@@ -9,6 +9,7 @@ from gem_api.layout import Vector
 from gem_api.update_kind import UpdateKind
 
 from gem_client.answer import Base
+from gem_client.run.commit_span import UNTRACED, CommitSpan
 
 
 @dataclass(eq=False)
@@ -47,6 +48,7 @@ class PendingCommit:
         batches: The batches that it covers.
         sequence: Its number in the lease, the same on all servers; 0 until it is sent.
         answered: The ranges whose servers have applied or rejected their part.
+        span: Its span in the worker's trace.
     """
 
     update: Vector
@@ -57,3 +59,4 @@ class PendingCommit:
     batches: Sequence[Batch] = ()
     sequence: int = 0
     answered: set[int] = field(default_factory=set)
+    span: CommitSpan = UNTRACED

@@ -10,6 +10,7 @@ from gem_api.errors import GemError, PermissionDenied, Superseded
 from gem_api.region import Region
 
 from gem_server.security.access import ANYONE, Identity
+from gem_server.telemetry.traces import UNTRACED
 
 
 class Call:
@@ -25,6 +26,7 @@ class Call:
         region: The memory that it shares with its worker; None if tensors travel as bytes.
         lease_id: The lease that it last used.
         exchanging: Whether it uses that lease's buffers now.
+        trace: Where the parts of its present commit are noted.
         answering: Whether its request is accepted, and only the reply is outstanding.
         error: The error that the server ended it with; None if it did not.
         identify: Returns the caller's identity. Called anew each time, because a token may be withdrawn while a stream is open.
@@ -39,6 +41,7 @@ class Call:
         self.nearby = False
         self.region: Region | None = None
         self.lease_id: str | None = None
+        self.trace = UNTRACED
         self.exchanging = False
         self.answering = False
         self.error: GemError | None = None

@@ -54,13 +54,16 @@ class Carrier(Protocol):
 async def exchange(path: CommitPath, call: Call, message: pb.CommitHeader, carrier: Carrier) -> None:
     """Receives the commit of a header, has it applied, and sends its result. Raises GemError."""
     header = messages.header(message)
+    call.trace = path.traces.begin(message, call.transport)
     try:
         await _exchange(path, call, header, message, carrier)
     except GemError as error:
+        call.trace.failed(error)
         if error is not call.error:
             path.rejected(call, header, error)
         raise
     finally:
+        call.trace.end()
         path.calls.end_exchange(call)
     path.require_open()
 
@@ -89,11 +92,14 @@ async def _answer(
     reply.theta_dtype = sent.dtype
     nbytes = sent.nbytes(path.core.central.size)
     asked = path.clock()
+    call.trace.ready(asked)
     turn = await _turn(path.replies, path.replies.begin(lease.lease_id, nbytes, call.nearby), carrier)
     try:
         began = path.wire.waited(Way.DOWN, call.transport, asked)
         await carrier.send(reply, path.core.reply(lease), sent)
-        path.wire.carried(Way.DOWN, call.transport, began)
+        ended = path.wire.carried(Way.DOWN, call.transport, began)
+        call.trace.part("wait to send", asked, began)
+        call.trace.part("send", began, ended)
     finally:
         path.replies.end(turn)
 
@@ -118,7 +124,9 @@ async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gr
     began = path.wire.waited(Way.UP, call.transport, asked)
     try:
         arrived, norm = await _receive(path, lease, gradient, upload, carrier)
-        path.wire.carried(Way.UP, call.transport, began)
+        ended = path.wire.carried(Way.UP, call.transport, began)
+        call.trace.part("wait to receive", asked, began)
+        call.trace.part("receive", began, ended)
         return path.submit(call, lease, header, upload, arrived, norm)
     finally:
         upload.release()

@@ -50,10 +50,12 @@ class WireMetrics(Collector):
         )
         registry.register(self)
 
-    def carried(self, way: Way, transport: str, began: float) -> None:
-        """Adds a tensor that is complete now."""
+    def carried(self, way: Way, transport: str, began: float) -> float:
+        """Adds a tensor that is complete now. Returns the present time."""
+        now = self._clock()
         if transport != "memory":
-            self._carrying.add(way, self._clock() - began)
+            self._carrying.add(way, now - began)
+        return now
 
     def waited(self, way: Way, transport: str, began: float) -> float:
         """Adds the wait of a tensor whose turn begins now. Returns the present time."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gem_api.process.tracing import span
 from prometheus_client import Gauge, Histogram
 from prometheus_client.registry import CollectorRegistry
 
@@ -32,8 +33,8 @@ class WorkerMetrics:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times one phase of a step."""
-        with self._seconds.labels(name).time():
+        """Times one phase of a step, which is a span of the step's trace too."""
+        with self._seconds.labels(name).time(), span(name):
             yield
 
     def timing(self, name: str, items: Iterable[Any]) -> Iterator[Any]:
@@ -41,7 +42,8 @@ class WorkerMetrics:
         iterator, end = iter(items), object()
         while True:
             began = time.perf_counter()
-            item = next(iterator, end)
+            with span(name):
+                item = next(iterator, end)
             if item is end:
                 return
             self._seconds.labels(name).observe(time.perf_counter() - began)

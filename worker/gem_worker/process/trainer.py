@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from gem_api.process.tracing import each_in_a_span
 from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
 from gem_client.retry import logging_failures
 from gem_client.torch import Optimizer, ShardSampler
@@ -62,7 +63,7 @@ def train(
     loader = sampler.loader(pin_memory=device.type == "cuda")
     before = session.steps_done
     while not sampler.complete:  # a loader that runs ahead of the commits may end more than once
-        for batch in metrics.timing("data", loader):
+        for batch in each_in_a_span("step", metrics.timing("data", loader)):
             with metrics.phase("compute"):
                 with limits.step(
                     sampler.samples_in_hand / hyperparameters.batch_size if hyperparameters.batch_variation else 1

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from gem_api.process import logs
 from gem_api.process.http_port import serve_metrics
+from gem_api.process.tracing import export
 from gem_client import GemError, InvalidRequest, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
 
@@ -42,6 +43,7 @@ def work(
     Raises:
         Stopped: SIGTERM or Ctrl-C came, or stopping began, before a worker joined.
     """
+    export("gem-worker", log)
     torch.set_num_threads(options["threads"])
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
