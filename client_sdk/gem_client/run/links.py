@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 from gem_api.errors import GemError, LeaseEnded, Overloaded, Quarantined, RejectedCommit, TransportError
@@ -115,7 +116,8 @@ class Links:
 
         def leave(link: Link) -> None:
             try:
-                link.leave(lease_id, timeout)
+                with suppress(LeaseEnded):  # it has left
+                    link.leave(lease_id, timeout)
             except GemError as error:
                 log.info("could not leave the run; the lease will expire by itself: %s", error)
 

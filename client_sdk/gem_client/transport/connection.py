@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.framing import chunk_frames, parse_frame
 from gem_api.layout import Vector
-from gem_api.process.lifetime import stacks
+from gem_api.process.lifetime import where_threads_stand
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
@@ -86,8 +86,8 @@ class Connection:
                 self._stalled.set()
                 log.error(
                     "the server ended the lease: this worker renewed it, but for far longer than usual in this run it asked "
-                    "for nothing that training needs. It registers again if it goes on. Its threads stand here:\n%s",
-                    stacks(),
+                    "for nothing that training needs. It registers again if it goes on. Its threads stand at: %s",
+                    "; ".join(f"{name}: {calls}" for name, calls in where_threads_stand(but="gem-session").items()),
                 )
             raise
         if not self._lanes_left and self._found is None:

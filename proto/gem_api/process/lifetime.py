@@ -11,10 +11,13 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
 LAUNCHER = "GEM_LAUNCHER_PID"  # set by gem-train for the processes that it starts
 EXIT_INTERRUPTED = 130  # as in shells: 128 plus the number of SIGINT
 _PR_SET_PDEATHSIG = 1
+_INNERMOST = 8  # calls of a thread that are named
 _STANDARD_ERROR = 2  # not sys.stderr, which a test or Ray may have replaced by something without a file
 
 
@@ -38,12 +41,16 @@ def print_stacks_on_signal() -> None:
         faulthandler.register(signal.SIGUSR1, file=_STANDARD_ERROR, all_threads=True)
 
 
-def stacks() -> str:
-    """Where each thread of this process stands except the one that asks, the innermost call last."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
-    each = [f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in others]
-    return "".join(each).rstrip()
+def where_threads_stand(but: str) -> dict[str, str]:
+    """The innermost calls of each thread whose name does not begin with `but`, by its name, the innermost first."""
+    frames = sys._current_frames()
+    others = [thread for thread in threading.enumerate() if thread.ident in frames and not thread.name.startswith(but)]
+    return {thread.name: _calls(frames[thread.ident]) for thread in others if thread.ident is not None}
+
+
+def _calls(frame: FrameType) -> str:
+    calls = [f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in traceback.extract_stack(frame)[-_INNERMOST:]]
+    return " < ".join(reversed(calls))
 
 
 @contextmanager
