@@ -1,22 +1,31 @@
 """Measures the memory that a worker takes in its own process and on the server: `python -m benchmarks.memory`.
 
 Prints a row for each kind of loop, in arrays of P float32: by how much the worker's resident memory grows beside the model and
-its gradients, and the server's for this worker. Tensors go over the network. Linux only.
+its gradients, and the server's for this worker. Then the memory of a server of 25 million parameters with 1 to `--most` workers
+beside what `gem-ctl plan` says. Tensors go over the network. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing as mp
 import os
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from typing import Any
+
+import numpy as np
+from gem_client import connect
+from gem_client.run import membership
+from gem_ctl.planning.plan import Setup, plan
 
 from benchmarks.lib.processes import resident_bytes, server
 
 WIDTH = 3_200  # P = WIDTH², 41 MB an array
 ARRAY = 4 * WIDTH**2
+CROWDED, CROWDS = 25_000_000, (1, 16, 100)  # P and numbers of workers of the second table
 # By name: the server's flags, and what the worker brings; no flags: no server.
 LOOPS: dict[str, tuple[list[str] | None, str]] = {
     "AdamW without a server": (None, "alone"),
@@ -66,10 +75,48 @@ def measure(flags: list[str] | None, brings: str) -> tuple[float, float]:
     return grown[1], (on_server[-1] - on_server[-2]) / ARRAY
 
 
+def crowd(address: str, workers: int, done: Any) -> None:
+    """Workers that all commit twice, at the same time, then wait until this process is killed. They share the memory that a
+    worker has: what they send does not matter here."""
+    theta, gradient = np.zeros(CROWDED, np.float32), np.zeros(CROWDED, np.float32)
+    membership.empty = lambda size: theta  # type: ignore[attr-defined]
+    together, committed = threading.Barrier(workers), threading.Barrier(workers + 1)
+
+    def work() -> None:
+        session = connect(address, shared_memory=False)
+        session.join({"w": gradient})
+        together.wait()
+        for _ in range(2):
+            session.commit(gradient)
+        committed.wait()
+        session.finish_commit()
+
+    for _ in range(workers):
+        threading.Thread(target=work, daemon=True).start()
+    committed.wait()
+    done.set()
+    threading.Event().wait()
+
+
+def measure_server(optimizer: str, workers: int) -> tuple[int, int]:
+    """Bytes of a server whose workers have all committed, and what `gem-ctl plan` says."""
+    context = mp.get_context("spawn")
+    done = context.Event()
+    with server("gem", None, "--optimizer", optimizer, "--until-stopped") as (address, pid):
+        crowded = context.Process(target=crowd, args=(address, workers, done), daemon=True)
+        crowded.start()
+        done.wait()
+        measured = resident_bytes(pid)
+        crowded.kill()
+    planned = plan(Setup(CROWDED, workers, compute_seconds=1.0, optimizer=optimizer))
+    return measured, planned.server_bytes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--most", type=int, default=16, help="the largest number of workers; 100 take 10 to 21 GB")
     options = parser.parse_args()
     if options.worker:
         worker(options.worker, options.address)
@@ -78,6 +125,14 @@ def main() -> None:
     for name, (flags, brings) in LOOPS.items():
         own, servers = measure(flags, brings)
         print(f"| {name} | {own:.1f} | {'–' if flags is None else f'{servers:.1f}'} |", flush=True)
+    print(f"\n| P = {CROWDED:,} | workers | server, MB | gem-ctl plan, MB | ratio |\n|---|---|---|---|---|")
+    for optimizer in ("sgd", "adamw"):
+        for workers in (count for count in CROWDS if count <= options.most):
+            measured, planned = measure_server(optimizer, workers)
+            print(
+                f"| {optimizer} | {workers} | {measured / 1e6:,.0f} | {planned / 1e6:,.0f} | {measured / planned:.2f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
