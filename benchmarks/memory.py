@@ -1,8 +1,8 @@
 """Measures the memory that a worker takes in its own process and on the server: `python -m benchmarks.memory`.
 
 Prints a row for each kind of loop, in arrays of P float32: by how much the worker's resident memory grows beside the model and
-its gradients, and the server's for this worker. Then the memory of a server of 25 million parameters with 1 to `--most` workers
-beside what `gem-ctl plan` says. Tensors go over the network. Linux only.
+its gradients, and the server's for this worker. Then the memory of a server of 25 million parameters with 1, 16 and 100 workers
+beside what `gem-ctl plan` says, if the machine has that much. Tensors go over the network. Linux only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,25 +99,38 @@ def crowd(address: str, workers: int, done: Any) -> None:
     threading.Event().wait()
 
 
-def measure_server(optimizer: str, workers: int) -> tuple[int, int]:
-    """Bytes of a server whose workers have all committed, and what `gem-ctl plan` says."""
+def measure_server(optimizer: str, workers: int) -> int:
+    """Bytes of a server whose workers have all committed."""
     context = mp.get_context("spawn")
     done = context.Event()
     with server("gem", None, "--optimizer", optimizer, "--until-stopped") as (address, pid):
         crowded = context.Process(target=crowd, args=(address, workers, done), daemon=True)
         crowded.start()
-        done.wait()
+        while not done.wait(1.0):
+            assert crowded.is_alive(), "the workers have ended: see above"
         measured = resident_bytes(pid)
         crowded.kill()
-    planned = plan(Setup(CROWDED, workers, compute_seconds=1.0, optimizer=optimizer))
-    return measured, planned.server_bytes
+    return measured
+
+
+def available_bytes() -> int:
+    """Memory that this machine can give."""
+    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    return 1024 * int(line.split()[1])
+
+
+def row(optimizer: str, workers: int) -> str:
+    planned = plan(Setup(CROWDED, workers, compute_seconds=1.0, optimizer=optimizer)).server_bytes
+    if planned + 10 * CROWDED * 4 > available_bytes():
+        return f"| {optimizer} | {workers} | this machine has too little | {planned / 1e6:,.0f} | |"
+    measured = measure_server(optimizer, workers)
+    return f"| {optimizer} | {workers} | {measured / 1e6:,.0f} | {planned / 1e6:,.0f} | {measured / planned:.2f} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
-    parser.add_argument("--most", type=int, default=16, help="the largest number of workers; 100 take 10 to 21 GB")
     options = parser.parse_args()
     if options.worker:
         worker(options.worker, options.address)
@@ -127,12 +141,8 @@ def main() -> None:
         print(f"| {name} | {own:.1f} | {'–' if flags is None else f'{servers:.1f}'} |", flush=True)
     print(f"\n| P = {CROWDED:,} | workers | server, MB | gem-ctl plan, MB | ratio |\n|---|---|---|---|---|")
     for optimizer in ("sgd", "adamw"):
-        for workers in (count for count in CROWDS if count <= options.most):
-            measured, planned = measure_server(optimizer, workers)
-            print(
-                f"| {optimizer} | {workers} | {measured / 1e6:,.0f} | {planned / 1e6:,.0f} | {measured / planned:.2f} |",
-                flush=True,
-            )
+        for workers in CROWDS:
+            print(row(optimizer, workers), flush=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from gem_api.region import region_bytes
 from gem_api.wire import wire_format
 
 FLOAT_BYTES = 4
-PROCESS_BYTES = 130 << 20  # the server without a model
+PROCESS_BYTES = 190 << 20  # the server without a model, and the files of its libraries
 
 
 @dataclass(frozen=True)
