@@ -141,7 +141,7 @@ def run_plan(*options: str) -> str:
 
 def test_the_command_says_what_each_of_several_servers_needs() -> None:
     told = run_plan("--servers", "4")
-    assert "server memory on each of 4, 654.5 MiB, and 209.8 MiB per worker" in told
+    assert "server memory on each of 4, 714.5 MiB, and 209.8 MiB per worker" in told
     assert "839.2 MiB per commit, both ways, 209.8 MiB of them at each server" in told
 
 
