@@ -12,6 +12,10 @@ from gem_api.region import Region
 from gem_server.security.access import ANYONE, Identity
 
 
+class PeerLeft(Exception):
+    """The client has closed the connection, or the server has stopped it."""
+
+
 class Call:
     """One RPC, or one lane, being served.
 

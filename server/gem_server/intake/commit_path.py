@@ -30,6 +30,7 @@ from gem_server.intake.calls import Call, Calls
 from gem_server.intake.turns import Turns
 from gem_server.intake.uploads import Uploads
 from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.wire_metrics import WireMetrics
 
 DRAINING = "the server is shutting down: try again once it has restarted"
@@ -49,6 +50,7 @@ class CommitPath:
         uploads: Where gradients arrive.
         replies: The turns of θ on its way to workers.
         wire: Measures how long tensors are on the network.
+        rpcs: Measures how long commits take, and counts their errors.
         clock: Returns monotonic seconds.
         logger: The server's logger.
     """
@@ -61,6 +63,7 @@ class CommitPath:
     uploads: Uploads
     replies: Turns[object]
     wire: WireMetrics
+    rpcs: RpcMetrics
     clock: Callable[[], float]
     logger: Logger
 
