@@ -369,18 +369,18 @@ SERVER = Dashboard(
         ),
         Panel(
             "Time of calls, by method",
-            "Of half of the calls, and of 99 of 100. Commit: from a commit's header until θ is sent, on lanes too; Pull: also the "
-            "wait for the first θ. Good: below 20 ms but for Commit, Pull, InitializeCentral and checkpoints, which move tensors. "
-            "If all rise together, the event loop is late. Of several servers: all together.",
+            "Of half of the calls, and of 99 of 100. Commit: from a commit's header until θ is sent, also on a lane. Pull: "
+            "with the wait for the first θ. Good: steady, and below 20 ms if a call moves no tensors. If all rise together, the "
+            "event loop is late. Of several servers: all together.",
             by_method("gem_rpc_seconds"),
             "s",
             log=True,
         ),
         Panel(
             "Calls that failed, by method and error",
-            "Good: none but a few LeaseEnded. cancelled: the client has gone, or gave up waiting (timeout). Overloaded, Draining, "
-            "Superseded: the client tries again. internal: a fault of the server, which its log has. Of several servers: at the "
-            "one where most failed.",
+            "Good: none but a few LeaseEnded. cancelled: the client has gone, or gave up waiting (timeout). Overloaded, "
+            "Draining, Superseded: the client tries again. internal: a fault of the server, which its log has. Of several "
+            "servers: at the one where most failed.",
             (Query(f"max by (method, error) (increase(gem_rpc_errors_total{WINDOW}) {OF_RUN})", "{{method}}: {{error}}"),),
         ),
         Panel(
