@@ -80,7 +80,7 @@ def test_the_values_are_those_of_the_run(measured: Live) -> None:
         ("gem_evaluation_version", ""): 3,
         ("gem_rpc_seconds_count", "Commit"): 5,
         ("gem_rpc_seconds_count", "ReportEvaluation"): 1,
-        ("gem_rpc_errors_total", "Commit,SequenceGap"): 1,
+        ("gem_rpc_errors_total", "SequenceGap,Commit"): 1,
         ("gem_checkpoint_failures_total", ""): 0,
         ("gem_epoch", ""): 0,
         ("gem_shards", "leased"): 2,

@@ -370,8 +370,8 @@ SERVER = Dashboard(
         Panel(
             "Time of calls, by method",
             "Of half of the calls, and of 99 of 100. Commit: from a commit's header until θ is sent, also on a lane. Pull: "
-            "with the wait for the first θ. Good: steady, and below 20 ms if a call moves no tensors. If all rise together, the "
-            "event loop is late. Of several servers: all together.",
+            "with the wait for the first θ. Good: steady, and below 20 ms if a call moves no tensors. If all rise together, "
+            "the event loop is late. Of several servers: all together.",
             by_method("gem_rpc_seconds"),
             "s",
             log=True,
