@@ -105,6 +105,7 @@ def test_a_fault_of_the_server_in_a_commit_is_internal(way: str, monkeypatch: py
 def test_a_call_is_measured_and_its_error_named(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     with wired(live) as wire:
         worker = wire.started("worker")
+        wait_until(lambda: nothing_is_served(live), "the pull to end")
         assert [measured(live, method)[0] for method in ("RegisterWorker", "InitializeCentral", "Pull")] == [1, 1, 1]
         wire.call("RenewLease", pb.RenewLeaseRequest(lease_id=worker.lease_id))
         wire.refusal("RenewLease", pb.RenewLeaseRequest(lease_id="nobody's"))
