@@ -24,6 +24,7 @@ from gem_server.security.tls import Certificates
 from gem_server.security.tokens import TokenFile
 from gem_server.telemetry.health import Health
 from gem_server.telemetry.live_page import LivePage
+from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.run_view import RunView
 
 REPLY_GRACE_SECONDS = 5.0
@@ -72,11 +73,11 @@ class Endpoint:
         except ValueError as error:
             raise StartError(str(error)) from None
 
-    def add_services(self, training: object, admin: object, calls: Calls) -> None:
+    def add_services(self, training: object, admin: object, calls: Calls, rpcs: RpcMetrics) -> None:
         """Adds the contract's services, and health checks, which are open to everyone because containers need them. Reflection
         is added only if no credentials are required."""
         for service, servicer in ((TRAINING, training), (ADMIN, admin)):
-            handlers = rpc_handlers(service, servicer, calls, self.access, self._logger)
+            handlers = rpc_handlers(service, servicer, calls, self.access, rpcs, self._logger)
             self._server.add_generic_rpc_handlers([handlers])
         health_pb2_grpc.add_HealthServicer_to_server(self._grpc_health, self._server)
         if not self.access.asks:

@@ -31,6 +31,7 @@ from gem_server.rules.threads import Threads
 from gem_server.telemetry.history import open_history
 from gem_server.telemetry.metrics import Metrics, ServerRegistry
 from gem_server.telemetry.progress import Progress, Traffic
+from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.run_view import RunView
 from gem_server.telemetry.traces import Traces
 from gem_server.telemetry.wire_metrics import WireMetrics
@@ -90,9 +91,11 @@ class Parts:
             opened.callback(self.history.close)
         self.progress, self.traffic = _new_progress(core, clock()), Traffic()
         unix = lambda at: wall() - clock() + at  # noqa: E731
+        certificates = self.endpoint.certificates
         self.metrics = Metrics(
-            self.registry, core, self.progress, self.traffic, self._queue_length, unix, lane=bool(listener.port)
-        )
+            self.registry, core, self.progress, self.traffic, self._queue_length, unix,
+            lane=bool(listener.port), certificate_ends=certificates.ends if certificates else dict,
+        )  # fmt: skip
         traces = Traces(core, clock, unix)
         observers = [self.progress.applied, self.metrics.applied, traces.applied]
         if self.history:
@@ -116,12 +119,13 @@ class Parts:
             core, self.progress, clock, self.history.earlier if self.history else None,
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
         )  # fmt: skip
+        rpcs = RpcMetrics(self.registry, clock)
         self.commit_path = path = CommitPath(
             core, self.apply_loop, self.progress, calls, durability, self.uploads, self.replies,
-            WireMetrics(self.registry, clock), traces, clock, logger,
+            WireMetrics(self.registry, clock), rpcs, traces, clock, logger,
         )  # fmt: skip
         regions = Regions(core, running_loop())
-        self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)
+        self.lane = Lane(listener, regions, path, self.traffic, certificates, clock, logger)
         self.training = TrainingServicer(
             core,
             self.apply_loop,
@@ -137,7 +141,7 @@ class Parts:
             config.peers,
         )
         admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
-        self.endpoint.add_services(self.training, admin, calls)
+        self.endpoint.add_services(self.training, admin, calls, rpcs)
         self.endpoint.show(self.view)
 
     def why_stalled(self) -> str:

@@ -39,6 +39,10 @@ NOT_SHOWN = {
     "gem_parameters": "a run has one size of model: gem-ctl status shows it",
     "gem_log_records": "how many are on the disk says little; those that wait are shown",
     "gem_log_stalled": "an alert",
+    "gem_checkpoint_failures": "an alert; the age of the last checkpoint is shown",
+    "gem_certificate_expiry_timestamp_seconds": "an alert",
+    "gem_evaluation_timestamp_seconds": "an alert; the curves of loss and accuracy show when evaluations came",
+    "gem_evaluation_version": "an alert; as above",
     "gem_fallen_back_workers": "an alert; the panel of commits by transport shows what comes over gRPC",
     "gem_pi_median": "of the last commit alone; the quantiles of gem_pi are over all commits of an interval",
 }

@@ -33,6 +33,10 @@ def leave_no_memory(live: Live) -> None:
     live.on_loop(limit)
 
 
+def failures(live: Live) -> float | None:
+    return live.server.registry.get_sample_value("gem_checkpoint_failures_total")
+
+
 def joined(live: Live) -> Session:
     session = connect(live.address, shared_memory=False)
     session.join(model())
@@ -70,10 +74,12 @@ def test_a_checkpoint_that_fails_at_once_keeps_no_commit_waiting(tmp_path: Path)
         folder.touch()
         with pytest.raises(CheckpointFailed, match="File exists"):
             admin.checkpoint()
+        assert failures(live) == 1
         assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == 2
         folder.unlink()
         (tmp_path / "away").rename(folder)
         assert admin.checkpoint().version == 2
+        assert failures(live) == 1
 
 
 def test_a_copy_without_memory_fails_the_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +92,7 @@ def test_a_copy_without_memory_fails_the_checkpoint_alone(tmp_path: Path, monkey
             patch.setattr(Capture, "copy_theta", exhausted)
             with pytest.raises(CheckpointFailed, match="not enough memory"):
                 admin.checkpoint()
+        assert failures(live) == 1
         assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == 2
         assert admin.checkpoint().version == 2
 

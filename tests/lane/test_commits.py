@@ -19,7 +19,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_server.lane.connection import Connection, PeerLeft
+from gem_server.intake.calls import PeerLeft
+from gem_server.lane.connection import Connection
 from gem_server.lane.reactor import Wait
 from gem_server.telemetry.progress import Traffic
 from kit.certificates import Encryption

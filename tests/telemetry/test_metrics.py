@@ -20,6 +20,7 @@ from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.metrics import MAX_TENSORS, Metrics
 from gem_server.telemetry.progress import Evaluation, Progress, Traffic
+from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.wire_metrics import WireMetrics
 from gem_worker.process.metrics import WorkerMetrics
 from kit.core import SMALL, commit, header, make_core, start
@@ -71,8 +72,12 @@ class Watched:
 def watched(layout: Layout = SMALL, **settings: Any) -> Watched:
     core = make_core(Hyperparameters(**settings), memory_limit=10**9)
     registry, progress, traffic = CollectorRegistry(), Progress(started=0.0), Traffic()
-    metrics = Metrics(registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True)
+    ends = {"tls_cert": 2e9, "tls_client_ca": 3e9}
+    metrics = Metrics(
+        registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True, certificate_ends=lambda: ends
+    )
     WireMetrics(registry, lambda: 0.0)
+    RpcMetrics(registry, lambda: 0.0).failed("Commit", "NonFiniteGradient")
     watch = Watched(core, progress, traffic, registry, metrics)
     start(core, ["ann", "bob"], layout)
     return watch
@@ -82,7 +87,7 @@ def after_everything() -> Watched:
     """A run in which all that can be measured has happened."""
     watch = watched()
     watch.commit("lease-1", loss=0.7)
-    watch.progress.evaluated(Evaluation(1, 0.3, 0.9))
+    watch.progress.evaluated(Evaluation(1, 0.3, 0.9), now=0.0)
     watch.progress.checkpointed(1, 50.0)
     return watch
 
@@ -110,7 +115,7 @@ def test_what_has_no_value_yet_is_absent_rather_than_zero(rule: str) -> None:
 
 def test_an_evaluation_without_an_accuracy_shows_its_loss_alone() -> None:
     watch = watched()
-    watch.progress.evaluated(Evaluation(0, 0.3, None))
+    watch.progress.evaluated(Evaluation(0, 0.3, None), now=0.0)
     assert watch.value("gem_evaluation_loss") == 0.3
     assert "gem_evaluation_accuracy" not in watch.families()
 
@@ -162,11 +167,13 @@ def test_gauges_say_what_is_so_when_they_are_asked() -> None:
     lane = watch.traffic.begin()
     watch.traffic.grpc.received, lane.received, lane.sent, watch.queued = 1, 10, 22, 3
     watch.progress.checkpointed(7, 50.0)
+    watch.progress.evaluated(Evaluation(5, 0.3, None), now=60.0)
     expected = {
         "gem_central_version": 1, "gem_active_workers": 2, "gem_commit_queue_length": 3, "gem_received_bytes_total": 11,
         "gem_sent_bytes_total": 22, "gem_memory_bytes": watch.core.memory.held, "gem_memory_limit_bytes": 10**9,
         "gem_worker_memory_bytes": 4 * 9 * 2, "gem_epoch": 0, "gem_samples_committed_total": 64,
         "gem_checkpoint_version": 7, "gem_checkpoint_timestamp_seconds": 1e9 + 50,
+        "gem_evaluation_version": 5, "gem_evaluation_timestamp_seconds": 1e9 + 60,
     }  # fmt: skip
     assert {name: watch.value(name) for name in expected} == expected
     assert watch.values("gem_shards", "state") == {"pending": 1, "leased": 1, "completed": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,11 @@ def test_the_values_are_those_of_the_run(measured: Live) -> None:
         ("gem_training_loss", ""): 0.5,
         ("gem_evaluation_loss", ""): 0.25,
         ("gem_evaluation_accuracy", ""): 0.75,
+        ("gem_evaluation_version", ""): 3,
+        ("gem_rpc_seconds_count", "Commit"): 5,
+        ("gem_rpc_seconds_count", "ReportEvaluation"): 1,
+        ("gem_rpc_errors_total", "SequenceGap,Commit"): 1,
+        ("gem_checkpoint_failures_total", ""): 0,
         ("gem_epoch", ""): 0,
         ("gem_shards", "leased"): 2,
         ("gem_shards", "pending"): 0,
@@ -85,6 +91,7 @@ def test_the_values_are_those_of_the_run(measured: Live) -> None:
     assert {key: seen.get(key) for key in expected} == expected
     assert {labels for name, labels in seen if name == "gem_pi_tensor_median"} == {"w", "b"}
     assert {labels for name, labels in seen if name == "gem_pi_clamped_ratio"} == {"zero", "max"}
+    assert abs(seen["gem_evaluation_timestamp_seconds", ""] - time.time()) < DEADLINE
     assert seen["gem_received_bytes_total", ""] > 3 * 4 * SMALL.size
     assert seen["gem_sent_bytes_total", ""] > 3 * 4 * SMALL.size
     assert ("gem_event_loop_lag_seconds_count", "") in seen

@@ -87,7 +87,7 @@ def test_the_curves_have_a_bounded_number_of_points_and_cover_the_whole_run(watc
 
 def test_a_point_has_the_figures_of_its_time_and_each_evaluation_is_in_one(watched: Watched) -> None:
     watched.train(10, per_sample=2, loss=0.25)
-    watched.progress.evaluated(Evaluation(80, loss=0.3, accuracy=0.9))
+    watched.progress.evaluated(Evaluation(80, loss=0.3, accuracy=0.9), now=0.0)
     watched.train(SAMPLE_SECONDS, loss=0.25)
     curves = watched.curves
     assert (curves.version[-1], curves.workers[-1], curves.staleness[-1]) == (81, 1, 0.0)
@@ -116,7 +116,7 @@ def test_the_status_has_the_smoothed_scaling_factor_of_each_worker(watched: Watc
 
 def test_no_evaluation_gets_lost_in_a_long_run(watched: Watched) -> None:
     for number in range(40):
-        watched.progress.evaluated(Evaluation(number, loss=float(number), accuracy=None))
+        watched.progress.evaluated(Evaluation(number, loss=float(number), accuracy=None), now=0.0)
         watched.train(20)
     assert known(watched.curves.evaluation_loss) == [float(number) for number in range(40)]
 

@@ -17,6 +17,7 @@ from gem_dashboards.queries import (
     WORKERS,
     all_of,
     by_direction,
+    by_method,
     each_worker,
     heatmap,
     mean,
@@ -367,6 +368,22 @@ SERVER = Dashboard(
             "s",
         ),
         Panel(
+            "Time of calls, by method",
+            "Of half of the calls, and of 99 of 100. Commit: from a commit's header until θ is sent, also on a lane. Pull: "
+            "with the wait for the first θ. Good: steady, and below 20 ms if a call moves no tensors. If all rise together, "
+            "the event loop is late. Of several servers: all together.",
+            by_method("gem_rpc_seconds"),
+            "s",
+            log=True,
+        ),
+        Panel(
+            "Calls that failed, by method and error",
+            "Good: none but a few LeaseEnded. cancelled: the client has gone, or gave up waiting (timeout). Overloaded, "
+            "Draining, Superseded: the client tries again. internal: a fault of the server, which its log has. Of several "
+            "servers: at the one where most failed.",
+            (Query(f"max by (method, error) (increase(gem_rpc_errors_total{WINDOW}) {OF_RUN})", "{{method}}: {{error}}"),),
+        ),
+        Panel(
             "Bytes per second",
             "Tensor data received (gradients) and sent (θ). Good: both far below the capacity of the network.",
             (
@@ -394,8 +411,8 @@ SERVER = Dashboard(
         Panel(
             "Leases that ended",
             "By reason. left: the worker finished or was stopped. expired: it stopped renewing its lease. replaced: a worker "
-            "of the same name registered. rolled_back: the server resumed from an older checkpoint. quarantined: its "
-            "gradients were rejected. Good: while training, none except left.",
+            "of the same name registered. stalled: it made no progress. rolled_back: the server resumed from an older "
+            "checkpoint. quarantined: its gradients were rejected. Good: while training, none except left.",
             (
                 Query(f"sum by (reason) (increase(gem_leases_ended_total{LEAD}{WINDOW}))", "{{reason}}"),
                 Query(f"max({all_of('gem_quarantined_workers')})", "in quarantine now", dashed=True),

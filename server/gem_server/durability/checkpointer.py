@@ -61,7 +61,7 @@ class Checkpointer:
         keep: How many to keep.
         core: What to write.
         apply_loop: Runs the capture between two commits.
-        progress: Records the last checkpoint.
+        progress: Records the last checkpoint, and counts those that failed.
         clock: Monotonic seconds.
         logger: The server's logger.
         before: Called before each one is written, in the thread that writes it.
@@ -96,10 +96,14 @@ class Checkpointer:
 
     async def _write(self) -> Written:
         async with self._one_at_a_time:
-            scratch = await self._prepared()
-            with ExitStack() as captures:
-                captured = await self.apply_loop.between_commits(partial(self._plan, captures, scratch))
-                written = await self.in_thread(partial(self._save, captured))
+            try:
+                scratch = await self._prepared()
+                with ExitStack() as captures:
+                    captured = await self.apply_loop.between_commits(partial(self._plan, captures, scratch))
+                    written = await self.in_thread(partial(self._save, captured))
+            except CheckpointFailed:
+                self.progress.checkpoint_failures += 1
+                raise
             return self._note(written)
 
     async def write_last(self) -> None:

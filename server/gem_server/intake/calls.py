@@ -13,6 +13,10 @@ from gem_server.security.access import ANYONE, Identity
 from gem_server.telemetry.traces import UNTRACED
 
 
+class PeerLeft(Exception):
+    """The client has closed the connection, or the server has stopped it."""
+
+
 class Call:
     """One RPC, or one lane, being served.
 

@@ -30,6 +30,7 @@ from gem_server.intake.calls import Call, Calls
 from gem_server.intake.turns import Turns
 from gem_server.intake.uploads import Uploads
 from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.traces import Traces
 from gem_server.telemetry.wire_metrics import WireMetrics
 
@@ -50,6 +51,7 @@ class CommitPath:
         uploads: Where gradients arrive.
         replies: The turns of θ on its way to workers.
         wire: Measures how long tensors are on the network.
+        rpcs: Measures how long commits take, and counts their errors.
         traces: Notes what commits spend their time on, for workers that record traces.
         clock: Returns monotonic seconds.
         logger: The server's logger.
@@ -63,6 +65,7 @@ class CommitPath:
     uploads: Uploads
     replies: Turns[object]
     wire: WireMetrics
+    rpcs: RpcMetrics
     traces: Traces
     clock: Callable[[], float]
     logger: Logger

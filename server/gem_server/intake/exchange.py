@@ -6,7 +6,7 @@ loop. The lane drives the coroutine by hand, on its own threads.
 
 from __future__ import annotations
 
-from asyncio import Future
+from asyncio import CancelledError, Future
 from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
 
@@ -22,9 +22,10 @@ from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.uploads import Upload
 from gem_server.intake import messages
-from gem_server.intake.calls import Call
+from gem_server.intake.calls import Call, PeerLeft
 from gem_server.intake.commit_path import CommitPath, Reply
 from gem_server.intake.turns import Turns
+from gem_server.telemetry.rpc_metrics import COMMIT, name_of
 from gem_server.telemetry.wire_metrics import Way
 
 T = TypeVar("T")
@@ -53,12 +54,17 @@ class Carrier(Protocol):
 
 async def exchange(path: CommitPath, call: Call, message: pb.CommitHeader, carrier: Carrier) -> None:
     """Receives the commit of a header, has it applied, and sends its result. Raises GemError."""
-    header = messages.header(message)
+    header, began = messages.header(message), path.clock()
     call.trace = path.traces.begin(message, call.transport)
     try:
         await _exchange(path, call, header, message, carrier)
+        path.rpcs.ended(COMMIT, began)
+    except (CancelledError, PeerLeft):
+        path.rpcs.ended(COMMIT, began, name_of(call.error))
+        raise
     except GemError as error:
         call.trace.failed(error)
+        path.rpcs.ended(COMMIT, began, name_of(error))
         if error is not call.error:
             path.rejected(call, header, error)
         raise

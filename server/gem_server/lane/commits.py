@@ -19,14 +19,15 @@ from gem_api.wire import FLOAT32, Format, ThetaFormat, stated_theta_format, wire
 
 from gem_server.core.central_variable import Check
 from gem_server.event_loop import DecidingLoop, Lent
-from gem_server.intake.calls import Call
+from gem_server.intake.calls import Call, PeerLeft
 from gem_server.intake.commit_path import CommitPath
 from gem_server.intake.exchange import Carrier, exchange
-from gem_server.lane.connection import TURN_BYTES, Connection, PeerLeft, Waits
+from gem_server.lane.connection import TURN_BYTES, Connection, Waits
 from gem_server.lane.pending_connections import PendingConnections
 from gem_server.lane.reactor import Steps, Wait
 from gem_server.lane.regions import Regions
 from gem_server.security.access import Identity
+from gem_server.telemetry.rpc_metrics import COMMIT, INTERNAL
 
 _HELLO = {Kind.HELLO: lane_pb2.LaneHello}
 _LATER = {Kind.COMMIT: pb.CommitHeader, Kind.RENEW: lane_pb2.LaneRenewal}
@@ -106,6 +107,10 @@ class LaneServicer:
             return _last_message(call.error) if call.error is not None else None
         except GemError as error:
             return _last_message(error)
+        except Exception:
+            with self._lock:
+                self._path.rpcs.failed(COMMIT, INTERNAL)
+            raise
         finally:
             with self._lock:
                 self._path.calls.finish(call)

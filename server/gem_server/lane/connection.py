@@ -18,6 +18,7 @@ from gem_api.layout import Vector
 from gem_api.wire import FLOAT32, Format, ThetaFormat
 
 from gem_server.core.central_variable import Check
+from gem_server.intake.calls import PeerLeft
 from gem_server.lane.reactor import QUIET_SECONDS, Served, Wait, shut_down
 from gem_server.telemetry.progress import Traffic
 
@@ -28,10 +29,6 @@ PATIENCE_SECONDS = 60.0  # without progress in the middle of a message
 _ROOM = 2048  # bytes; usual headers are smaller, larger ones get memory of their own
 _PIECE = CHUNK_BYTES  # bytes that are received and then checked, while they are in the cache
 TURN_BYTES = 8 << 20  # of one message that a fast client can move before others have a turn
-
-
-class PeerLeft(Exception):
-    """The client has closed the connection, or the server has stopped it."""
 
 
 class Connection:

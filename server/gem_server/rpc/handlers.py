@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from gem_server.intake.calls import Call, Calls
 from gem_server.security.access import Access, Shown
+from gem_server.telemetry.rpc_metrics import CANCELLED, COMMIT, INTERNAL, RpcMetrics, name_of
 
 Handler = Callable[..., Awaitable[Any]]
 MAX_DETAILS = 1000  # characters of an error message: gRPC sends it in a header of limited size
@@ -25,12 +26,12 @@ Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
 
 
 def rpc_handlers(
-    service: ServiceDescriptor, servicer: object, calls: Calls, access: Access, logger: Logger
+    service: ServiceDescriptor, servicer: object, calls: Calls, access: Access, rpcs: RpcMetrics, logger: Logger
 ) -> grpc.GenericRpcHandler:
     """gRPC's handlers for a servicer that has a coroutine `snake_case(call, [request,] context)` for each RPC."""
     table = {}
     for method in methods(service):
-        guarded = _Guarded(method, getattr(servicer, _snake_case(method.name)), calls, access, logger)
+        guarded = _Guarded(method, getattr(servicer, _snake_case(method.name)), calls, access, rpcs, logger)
         table[method.name] = getattr(grpc, f"{method.kind}_rpc_method_handler")(guarded.handle)
     return grpc.method_handlers_generic_handler(service.full_name, table)
 
@@ -43,27 +44,42 @@ class _Guarded:
     serve: Handler
     calls: Calls
     access: Access
+    rpcs: RpcMetrics
     logger: Logger
 
     async def handle(self, request: Any, context: Context) -> bytes | None:
+        began = self.rpcs.clock()
         with self.calls.serve() as call:
             try:
-                return await self._respond(call, request, context)
+                response = await self._respond(call, request, context)
+                self._ended(began)
+                return response
             except GemError as error:
+                self._ended(began, name_of(error))
                 if isinstance(error, Unauthenticated | PermissionDenied):
                     self.logger.warning("call refused", rpc=self.method.name, peer=context.peer(), why=str(error))
                 await _abort(context, error)
             except asyncio.CancelledError:
+                self._ended(began, name_of(call.error))
                 if call.error is None:
                     raise
                 await _abort(context, call.error)
             except Exception as error:
                 # The client has gone. gRPC reports that in many ways: a frame may fail before the call counts as cancelled.
                 if context.cancelled() or isinstance(error, grpc.aio.InternalError):
+                    self._ended(began, CANCELLED)
                     raise asyncio.CancelledError from None
+                self._ended(began, INTERNAL)
                 self.logger.exception("internal error while serving a call; please report it", rpc=self.method.name)
                 await context.abort(grpc.StatusCode.INTERNAL, "internal server error; see the server's log")
         raise AssertionError("abort does not return")
+
+    def _ended(self, began: float, error: str = "") -> None:
+        """Measures the call. Of a stream of commits, `exchange` measures each commit; what is left are faults of the server."""
+        if self.method.name != COMMIT:
+            self.rpcs.ended(self.method.name, began, error)
+        elif error == INTERNAL:
+            self.rpcs.failed(COMMIT, INTERNAL)
 
     async def _respond(self, call: Call, request: Any, context: Context) -> bytes | None:
         method = self.method

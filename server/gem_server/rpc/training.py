@@ -281,7 +281,7 @@ class TrainingServicer:
         self._require_leading()
         if request.HasField("accuracy") and not 0 <= request.accuracy <= 1:
             raise InvalidRequest(f"the accuracy must lie between 0 and 1, not {request.accuracy}")
-        self.progress.evaluated(messages.evaluation(request))
+        self.progress.evaluated(messages.evaluation(request), self.clock())
         return pb.ReportEvaluationResponse()
 
     async def get_status(self, call: Call, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:

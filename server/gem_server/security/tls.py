@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from gem_api.process.logs import Logger
 from gem_api.process.secret_file import require_private
 
 from gem_server.security.tokens import stamp
+from gem_server.security.validity import ends_at
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,13 @@ class TlsFiles:
         return [stamp(path) for path in (self.cert, self.key, self.client_ca) if path is not None]
 
 
+class _Usable(NamedTuple):
+    """OpenSSL's configuration from files that it accepts, and the Unix time at which the first certificate of each ends."""
+
+    context: ssl.SSLContext
+    ends: dict[str, float]
+
+
 class Certificates:
     """Provides gRPC and the lane with the current certificate at every handshake. Open connections keep theirs.
 
@@ -50,7 +60,8 @@ class Certificates:
         self._logger = logger
         self._seen = files.stamps()
         self._first = load(files)
-        self._context, self._context_seen = _context(files), self._seen
+        self._usable, self._usable_seen = _usable(files), self._seen
+        self._lock = threading.Lock()
 
     def credentials(self) -> Any:
         """Credentials for gRPC's `add_secure_port`."""
@@ -60,14 +71,24 @@ class Certificates:
 
     def context(self) -> ssl.SSLContext:
         """The context of the lane's handshakes: of the files as they are now, or the last ones that could be used."""
-        seen = self._files.stamps()
-        if seen != self._context_seen:
-            self._context_seen = seen
-            try:
-                self._context = _context(self._files)
-            except ValueError as error:
-                self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
-        return self._context
+        return self._newest().context
+
+    def ends(self) -> dict[str, float]:
+        """The Unix time at which the first certificate in each file ends that a handshake would use now, by setting (tls_cert,
+        tls_client_ca). A file whose time can't be read is left out. From any thread."""
+        return self._newest().ends
+
+    def _newest(self) -> _Usable:
+        """What can be used of the files as they are now, or what could be used last."""
+        with self._lock:
+            seen = self._files.stamps()
+            if seen != self._usable_seen:
+                self._usable_seen = seen
+                try:
+                    self._usable = _usable(self._files)
+                except ValueError as error:
+                    self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
+            return self._usable
 
     def _changed(self) -> Any:
         """The files' new content; None if they have not changed. gRPC calls it on its own thread."""
@@ -93,6 +114,16 @@ def load(files: TlsFiles) -> Any:
     except OSError as error:
         raise ValueError(f"can't read {error.filename}: {error.strerror}") from None
     return grpc.ssl_server_certificate_configuration([(key, cert)], authorities)
+
+
+def _usable(files: TlsFiles) -> _Usable:
+    """Raises ValueError if the files can't be used."""
+    context, ends = _context(files), {}
+    for setting, path in (("tls_cert", files.cert), ("tls_client_ca", files.client_ca)):
+        if path is not None:
+            with suppress(OSError, ValueError):  # OpenSSL has accepted it: then it is only not watched
+                ends[setting] = ends_at(path.read_bytes())
+    return _Usable(context, ends)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:

@@ -47,6 +47,7 @@ class Metrics(Collector):
         queue_length: Returns the number of commits that wait; called at each scrape.
         wall: Converts monotonic seconds to Unix seconds.
         lane: Whether workers on other machines can commit on a lane.
+        certificate_ends: Returns the Unix time at which each certificate in use ends, by setting; called at each scrape.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Metrics(Collector):
         queue_length: Callable[[], int],
         wall: Callable[[float], float],
         lane: bool = False,
+        certificate_ends: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self._core = core
         self._progress = progress
@@ -65,6 +67,7 @@ class Metrics(Collector):
         self._queue_length = queue_length
         self._wall = wall
         self._lane = lane
+        self._certificate_ends = certificate_ends
         self._pi = PiHistogram()
         self._versions = {"version": __version__, "python": python_version(), **{name: version(name) for name in _PACKAGES}}
         self._staleness = Histogram(
@@ -106,6 +109,7 @@ class Metrics(Collector):
         yield from self._training()
         yield from self._per_worker()
         yield from self._checkpoint()
+        yield from self._certificates()
 
     def _run(self) -> Iterator[Metric]:
         core = self._core
@@ -167,10 +171,20 @@ class Metrics(Collector):
 
     def _checkpoint(self) -> Iterator[Metric]:
         progress = self._progress
+        help_ = "Checkpoints that could not be written, since the server started."
+        yield _counter("gem_checkpoint_failures", help_, None, progress.checkpoint_failures)
         if progress.checkpoint_version is not None:
             yield _gauge("gem_checkpoint_version", "Version of θ in the last checkpoint.", progress.checkpoint_version)
             written = self._wall(progress.checkpoint_at)
             yield _gauge("gem_checkpoint_timestamp_seconds", "Unix time at which the last checkpoint was written.", written)
+
+    def _certificates(self) -> Iterator[Metric]:
+        help_ = "Unix time at which the first certificate in a file ends, by setting; only with TLS."
+        ends = GaugeMetricFamily("gem_certificate_expiry_timestamp_seconds", help_, labels=["file"])
+        for setting, end in self._certificate_ends().items():
+            ends.add_metric([setting], end)
+        if ends.samples:
+            yield ends
 
     def _per_worker(self) -> Iterator[Metric]:
         """One series for each live worker, counted since its current lease began. They end with the lease."""
@@ -195,6 +209,9 @@ class Metrics(Collector):
             yield _gauge("gem_training_loss", "Training loss, smoothed over about 50 commits.", progress.loss.value)
         evaluation = progress.evaluation
         if evaluation is not None:
+            yield _gauge("gem_evaluation_version", "Version of θ of the last evaluation.", evaluation.version)
+            evaluated = self._wall(progress.evaluated_at)
+            yield _gauge("gem_evaluation_timestamp_seconds", "Unix time at which the last evaluation arrived.", evaluated)
             yield _gauge("gem_evaluation_loss", "Loss on held-out data, from the last evaluation.", evaluation.loss)
             if evaluation.accuracy is not None:
                 help_ = "Accuracy on held-out data, 0 to 1, from the last evaluation."

@@ -122,12 +122,14 @@ class Progress:
     staleness: Smoothed = field(default_factory=Smoothed)
     last: Applied | None = None
     evaluation: Evaluation | None = None
+    evaluated_at: float = 0.0  # on the monotonic clock
     workers: dict[str, WorkerProgress] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)  # by name of the error
     received: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRANSPORTS, 0))  # commits, by transport
     nonfinite_losses: int = 0
     checkpoint_version: int | None = None
     checkpoint_at: float = 0.0  # on the monotonic clock
+    checkpoint_failures: int = 0
     draining: bool = False
 
     def applied(self, applied: Applied, timing: Timing) -> None:
@@ -160,8 +162,8 @@ class Progress:
         if worker is not None:
             self.workers.setdefault(worker, WorkerProgress()).rejected += 1
 
-    def evaluated(self, evaluation: Evaluation) -> None:
-        self.evaluation = evaluation
+    def evaluated(self, evaluation: Evaluation, now: float) -> None:
+        self.evaluated_at, self.evaluation = now, evaluation
 
     def checkpointed(self, version: int, now: float) -> None:
         self.checkpoint_version, self.checkpoint_at = version, now

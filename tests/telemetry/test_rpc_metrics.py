@@ -1,0 +1,130 @@
+"""The time that calls and commits take, and the errors that they end with, by method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gem_api.v1 import training_pb2 as pb
+from gem_server.core.state_machine import Core
+from gem_server.intake import exchange
+from gem_server.telemetry.rpc_metrics import CANCELLED, INTERNAL
+from kit.raw_client import chunks, wired
+from kit.regions import LARGE
+from kit.server import Live, wait_until
+from kit.ways import FAILED, all_ways, read_by_the_server, running
+
+PAUSE, REAL = 30.0, 15.0  # seconds by which a test moves the clock, and less than which everything else takes
+
+
+def measured(live: Live, method: str) -> tuple[float, float]:
+    """How many calls of a method have ended, and their seconds."""
+    sample = live.server.registry.get_sample_value
+    count, total = (sample(f"gem_rpc_seconds_{kind}", {"method": method}) for kind in ("count", "sum"))
+    assert count is not None
+    assert total is not None
+    return count, total
+
+
+def errors(live: Live) -> dict[tuple[str, str], float]:
+    """How many calls have failed, by method and error."""
+    found = {}
+    for family in live.server.registry.collect():
+        if family.name == "gem_rpc_errors":
+            found = {(one.labels["method"], one.labels["error"]): one.value for one in family.samples}
+    return found
+
+
+def nothing_is_served(live: Live) -> bool:
+    return not live.on_loop(lambda: live.server.parts.commit_path.calls._all)
+
+
+def broken(*_: Any, **__: Any) -> None:
+    raise RuntimeError("a fault of the server")
+
+
+@all_ways
+def test_each_commit_is_measured_from_its_header_until_theta_is_sent_and_what_carries_them_is_not(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = exchange._answer
+    with running(way, lease_seconds=3600.0) as (live, wire):
+
+        async def slow(*arguments: Any) -> None:
+            await send(*arguments)
+            live.clock.ahead += PAUSE
+
+        worker = wire.started("worker")
+        monkeypatch.setattr(exchange, "_answer", slow)
+        stream = worker.stream()
+        for _ in range(2):
+            worker.commit_on(stream)
+        stream.half_close()
+        assert stream.ended_well()
+        wait_until(lambda: nothing_is_served(live), "the stream to end")
+        count, total = measured(live, "Commit")
+        assert count == 2
+        assert 2 * PAUSE <= total < 2 * PAUSE + REAL
+        assert errors(live) == {}
+
+
+@all_ways
+def test_a_rejected_commit_is_an_error_and_takes_time_too(way: str) -> None:
+    with running(way) as (live, wire):
+        worker = wire.started("worker")
+        assert worker.whole(worker.header(sequence=9), *worker.body()).refusal().error == "SEQUENCE_GAP"
+        wait_until(lambda: nothing_is_served(live), "the stream to end")
+        assert errors(live) == {("Commit", "SequenceGap"): 1}
+        assert measured(live, "Commit")[0] == 1
+
+
+@pytest.mark.parametrize(("way", "error"), [("grpc", "LeaseEnded"), ("tcp", "LeaseEnded"), ("tcp", CANCELLED)])
+def test_a_commit_that_is_cut_short_says_by_whom(way: str, error: str) -> None:
+    """A stream of gRPC whose client goes may look as if it had ended: then the gradient is an IncompleteTransfer."""
+    with running(way) as (live, wire):
+        worker = wire.started("worker", LARGE)
+        stream = read_by_the_server(live, worker, worker.header(), chunks(worker.gradient())[0])
+        if error == CANCELLED:
+            stream.cancel()
+        else:
+            worker.leave()
+        wait_until(lambda: errors(live) == {("Commit", error): 1}, "the error to be counted")
+
+
+@all_ways
+def test_a_fault_of_the_server_in_a_commit_is_internal(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(way) as (live, wire):
+        worker = wire.started("worker")
+        stream = worker.stream()
+        monkeypatch.setattr(Core, "admit", broken)
+        with pytest.raises((*FAILED, EOFError, OSError)):
+            worker.commit_on(stream)
+        wait_until(lambda: errors(live) == {("Commit", INTERNAL): 1}, "the error to be counted")
+
+
+def test_a_call_is_measured_and_its_error_named(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    with wired(live) as wire:
+        worker = wire.started("worker")
+        wait_until(lambda: nothing_is_served(live), "the pull to end")
+        assert [measured(live, method)[0] for method in ("RegisterWorker", "InitializeCentral", "Pull")] == [1, 1, 1]
+        wire.call("RenewLease", pb.RenewLeaseRequest(lease_id=worker.lease_id))
+        wire.refusal("RenewLease", pb.RenewLeaseRequest(lease_id="nobody's"))
+        monkeypatch.setattr(Core, "renew", broken)
+        wire.refusal("RenewLease", pb.RenewLeaseRequest(lease_id=worker.lease_id))
+        assert errors(live) == {("RenewLease", "LeaseEnded"): 1, ("RenewLease", INTERNAL): 1}
+        assert measured(live, "RenewLease")[0] == 3
+        assert measured(live, "Commit")[0] == 0
+
+
+def test_a_call_that_its_client_gives_up_is_cancelled_after_the_time_that_it_waited(live: Live) -> None:
+    """Bob waits for θ, which ann does not give its first value."""
+    with wired(live) as wire:
+        wire.join("ann")
+        bob = wire.join("bob")
+        pull = bob.open_pull()
+        wait_until(lambda: not nothing_is_served(live), "the call to begin")
+        live.clock.ahead += PAUSE
+        pull.cancel()
+        wait_until(lambda: errors(live) == {("Pull", CANCELLED): 1}, "the error to be counted")
+        assert measured(live, "Pull")[0] == 1
+        assert PAUSE <= measured(live, "Pull")[1] < PAUSE + REAL
