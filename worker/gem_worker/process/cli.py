@@ -62,10 +62,10 @@ def main(**options: Any) -> None:
     The workers of one process share the task's data and its loss function, which must not keep state between batches.
 
     Exit status: 0 if the run is done; 0 or the setting `stopped_status` after SIGTERM or Ctrl-C; 1 if the server rejects the
-    worker or stays unreachable, or if the task fails; 2 for wrong use, or a task that does not fit the run; 3 if training
-    diverged; 4 if the server quarantined this worker because it rejected too many of its gradients. A process with several
-    workers ends when the last one has ended, with the worst status: 1 before 2 before 4 before 3 before `stopped_status`
-    before 0.
+    worker or stays unreachable, if the worker no longer trains, or if the task fails; 2 for wrong use, or a task that does not
+    fit the run; 3 if training diverged; 4 if the server quarantined this worker because it rejected too many of its gradients.
+    A process with several workers ends when the last one has ended, with the worst status: 1 before 2 before 4 before 3 before
+    `stopped_status` before 0.
     """
     security = credentials(options)
     with needs("gem-worker", "torch"):
