@@ -82,11 +82,12 @@ class Carried:
 @click.option(
     "--rtt", type=float, multiple=True, default=(0.0, 20.0), help="Milliseconds from a worker to the server and back."
 )
+@click.option("--loss", type=float, default=0.0, help="Share of packets that are lost, each way; the wire is slower then.")
 @click.option("--gradient-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of gradients.")
 @click.option("--theta-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of θ.")
 def main(
     parameters: tuple[int, ...], workers: tuple[int, ...], seconds: float, repeats: int, out: Path, bandwidth: float,
-    rtt: tuple[float, ...], gradient_dtype: str, theta_dtype: str,
+    rtt: tuple[float, ...], loss: float, gradient_dtype: str, theta_dtype: str,
 ) -> None:  # fmt: skip
     """Measures every combination against a fresh server, without model compute; medians of the repeats."""
     if not wire.possible():
@@ -94,15 +95,15 @@ def main(
     kinds = [
         Kind(size, count, each / 1000, gradient_dtype, theta_dtype) for each in rtt for size in parameters for count in workers
     ]
-    measured = interleaved(kinds, repeats, partial(_measure, bandwidth * 1e6, seconds))
+    measured = interleaved(kinds, repeats, partial(_measure, bandwidth * 1e6, loss, seconds))
     click.echo(_HEAD)
     for kind, carried in measured.items():
         click.echo(_line(kind, carried))
     write_json(out, [_figures(one) for several in measured.values() for one in several])
 
 
-def _measure(bandwidth: float, seconds: float, kind: Kind) -> Carried:
-    with _wire(bandwidth, kind.rtt / 2) as folder:
+def _measure(bandwidth: float, loss: float, seconds: float, kind: Kind) -> Carried:
+    with _wire(bandwidth, kind.rtt / 2, loss) as folder:
         plain = _plain(folder, min(seconds, 5.0))
         with server(host=wire.NEAR) as (address, _):
             load = measure(
@@ -115,10 +116,10 @@ def _measure(bandwidth: float, seconds: float, kind: Kind) -> Carried:
 
 
 @contextmanager
-def _wire(bandwidth: float, delay: float) -> Iterator[Path]:
+def _wire(bandwidth: float, delay: float, loss: float) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        carrier = mp.get_context("spawn").Process(target=wire.run, args=(folder, bandwidth, delay), daemon=True)
+        carrier = mp.get_context("spawn").Process(target=wire.run, args=(folder, bandwidth, delay, loss), daemon=True)
         carrier.start()
         try:
             while not wire.is_up(folder):
