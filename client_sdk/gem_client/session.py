@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from numbers import Integral
 from types import MappingProxyType, TracebackType
 from typing import NoReturn
@@ -137,7 +137,8 @@ class Session:
     def stalled(self) -> bool:
         """Whether the server has ended the lease because this worker no longer trains, and the worker has asked for nothing
         since. Another thread may look at it."""
-        return self._caller.stalled.is_set()
+        stalled = self._caller.standing.stalled
+        return bool(stalled) and stalled == self._member.lease_id
 
     @property
     def batches_per_commit(self) -> int:
@@ -347,6 +348,7 @@ class Session:
             claimed = self._shards.claim(batches)
         commit = self._pending(update, kind, loss, samples, base, claimed)
         self._under_way = self._side.submit(self._commit, commit)
+        self._under_way.add_done_callback(lambda done: commit.span.failed(CancelledError()) if done.cancelled() else None)
 
     @plain_errors
     def finish_commit(self) -> Answer | None:

@@ -289,6 +289,7 @@ class Server:
         parts = self.parts
         await parts.endpoint.close()
         await asyncio.to_thread(parts.lane.close)
+        await asyncio.to_thread(parts.traces.close)
         if parts.history:
             await asyncio.to_thread(parts.history.close)
         if parts.directory_lock:

@@ -96,8 +96,8 @@ class Parts:
             self.registry, core, self.progress, self.traffic, self._queue_length, unix,
             lane=bool(listener.port), certificate_ends=certificates.ends if certificates else dict,
         )  # fmt: skip
-        traces = Traces(core, clock, unix)
-        observers = [self.progress.applied, self.metrics.applied, traces.applied]
+        self.traces = Traces(core, clock, unix)
+        observers = [self.progress.applied, self.metrics.applied, self.traces.applied]
         if self.history:
             observers.append(self.history.applied)
         self.apply_loop = ApplyLoop(core, clock, observers)
@@ -122,7 +122,7 @@ class Parts:
         rpcs = RpcMetrics(self.registry, clock)
         self.commit_path = path = CommitPath(
             core, self.apply_loop, self.progress, calls, durability, self.uploads, self.replies,
-            WireMetrics(self.registry, clock), rpcs, traces, clock, logger,
+            WireMetrics(self.registry, clock), rpcs, self.traces, clock, logger,
         )  # fmt: skip
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, certificates, clock, logger)

@@ -45,7 +45,8 @@ def test_a_worker_that_hangs_loses_its_lease_and_says_where_it_stands(
 
     with serving(config()) as live, connect(live.address, name="ann", shared_memory=shared_memory) as session:
         session.join(model())
-        session.commit(GRADIENT)
+        for _ in range(2):
+            session.commit(GRADIENT)
         list(zip(session.shards(10), range(1), strict=False))
         hanging = in_background(hang_in_the_users_code)
         pause(live, session, 1.1)
@@ -60,14 +61,27 @@ def test_a_worker_that_hangs_loses_its_lease_and_says_where_it_stands(
         hanging.result()
         assert session.commit(GRADIENT).lost
         assert not session.stalled
-        assert session.commit(GRADIENT).version == 2
+        assert session.commit(GRADIENT).version == 3
 
 
 def test_a_worker_that_commits_now_and_then_keeps_its_lease() -> None:
     with serving(config()) as live, connect(live.address, name="ann") as session:
         session.join(model())
+        session.commit(GRADIENT)
         for _ in range(3):
             session.commit(GRADIENT)
             pause(live, session, 0.8)
         live.on_loop(live.server.parts.training.expire_leases)
-        assert session.commit(GRADIENT).version == 4
+        assert session.commit(GRADIENT).version == 5
+
+
+def test_a_worker_that_waits_for_a_server_says_so_with_its_renewals() -> None:
+    """The server can't write its log, for example, or one of several servers is away."""
+    with serving(config()) as live, connect(live.address, name="ann") as session:
+        session.join(model())
+        for _ in range(2):
+            session.commit(GRADIENT)
+        with session._caller.standing.calling():
+            pause(live, session, 1.5)
+        live.on_loop(live.server.parts.training.expire_leases)
+        assert session.commit(GRADIENT).version == 3

@@ -22,7 +22,7 @@ from gem_api.wire import FLOAT32, Encoder, Format, ThetaFormat
 
 from gem_client.retry import RETRYABLE, Retry, logging_failures
 from gem_client.run.pending_commit import PendingCommit
-from gem_client.transport.connection import Connection
+from gem_client.transport.connection import Connection, Standing
 from gem_client.transport.side_thread import SideThread
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Caller:
         gradient_format: The format of gradients on the network.
         theta_format: The format of θ on the network.
         closed: Whether the session has ended, so that nothing is retried.
-        stalled: Set while the server has ended the lease because the worker no longer trains. No link renews it then.
+        standing: What its links know of the session.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Caller:
     gradient_format: Format
     theta_format: Format
     closed: bool = False
-    stalled: threading.Event = field(default_factory=threading.Event)
+    standing: Standing = field(default_factory=Standing)
 
     def __post_init__(self) -> None:
         self._log_failure = logging_failures(self.name)  # one for all threads: an outage is one line, not one for each
@@ -74,7 +74,8 @@ class Caller:
             self._log_failure(error, left)
 
         retry = replace(self.retry, sleep=pause) if pause and self.retry.sleep is time.sleep else self.retry
-        return retry.call(attempt, report, temporary)
+        with self.standing.calling():
+            return retry.call(attempt, report, temporary)
 
 
 class Link:
@@ -140,8 +141,7 @@ class Link:
     def registered(self, registration: pb.RegisterWorkerResponse) -> None:
         """Takes a new lease, and renews it in the background until `leave`."""
         self.registration, self.steps_done, self._held = registration, registration.steps_done, None
-        self.caller.stalled.clear()
-        self.connection.keep_alive(registration.lease_id, registration.lease_seconds / 3, self.caller.stalled)
+        self.connection.keep_alive(registration.lease_id, registration.lease_seconds / 3, self.caller.standing)
         self._renewed = True
 
     def leave(self, lease_id: str, timeout: float) -> None:

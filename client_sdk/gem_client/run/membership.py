@@ -82,6 +82,12 @@ class Membership:
         return self._registration is not None
 
     @property
+    def lease_id(self) -> str:
+        """The lease of the last registration; empty if there is none. Any thread may ask."""
+        registration = self._registration
+        return registration.lease_id if registration is not None else ""
+
+    @property
     def registration(self) -> pb.RegisterWorkerResponse:
         """The response of the server that leads to the last registration. Raises InvalidRequest before the first."""
         if self._registration is None and self._left_for_good:

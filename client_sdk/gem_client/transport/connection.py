@@ -6,7 +6,8 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 import grpc
 import numpy as np
@@ -29,6 +30,36 @@ LANES_IN_A_ROW = 2  # that may break without having carried a commit
 LONGEST_REST = 63  # renewals of the lease, between two tries to return to the lane
 
 
+class Standing:
+    """What the links of a session know of it.
+
+    Attributes:
+        stalled: The id of the lease that the server has ended because the worker no longer trained; empty if there is none. No
+            link renews it.
+    """
+
+    def __init__(self) -> None:
+        self.stalled = ""
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a call of the session is under way, retries and the pauses between them included."""
+        return self._calls > 0
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """The time of a call."""
+        with self._lock:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+
 class Connection:
     """A worker's calls to the server. Each raises a GemError if it fails.
 
@@ -49,7 +80,7 @@ class Connection:
         self._background = Background(weakref.WeakMethod(self.renew), timeout)
         self._lease_id = ""  # id of the lease that is renewed in the background; empty if there is none
         self._renew_timeout = timeout
-        self._stalled = threading.Event()
+        self._standing = Standing()
         self._stream: CommitStream | None = None
         self.lane: Lane | None = None
         self._lanes_left = 0  # how many may still break, without a commit in between, before gRPC carries the commits
@@ -64,11 +95,11 @@ class Connection:
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response
 
-    def keep_alive(self, lease_id: str, seconds: float, stalled: threading.Event) -> None:
-        """Renews this lease every `seconds` seconds from now on, in the background, until `leave` or `stop`, or until `stalled`
-        is set. Sets that if the server has ended the lease because the worker no longer trains."""
+    def keep_alive(self, lease_id: str, seconds: float, standing: Standing) -> None:
+        """Renews this lease every `seconds` seconds from now on, in the background, until `leave` or `stop`, or until the
+        worker is stalled."""
         self._lanes_left, self._rest, self._next_rest = LANES_IN_A_ROW, 0, 0
-        self._stalled = stalled
+        self._standing = standing
         self._lease_id = lease_id
         self._renew_timeout = min(self._timeout, max(1.0, seconds))  # a renewal that hangs leaves time for another
         self._background.start(seconds)
@@ -76,14 +107,15 @@ class Connection:
     def renew(self) -> None:
         """Renews the lease of `keep_alive`, once: on its lane if that is free, else over gRPC. While gRPC carries the commits,
         tries now and then to open a lane again."""
-        lane, lease_id = self.lane, self._lease_id
-        if not lease_id or self._stalled.is_set() or (lane is not None and lane.renew()):
+        lane, lease_id, standing = self.lane, self._lease_id, self._standing
+        waiting = standing.waiting
+        if not lease_id or standing.stalled == lease_id or (lane is not None and not waiting and lane.renew()):
             return
         try:
-            self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._renew_timeout)
+            self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id, waiting=waiting), timeout=self._renew_timeout)
         except LeaseEnded as ended:
-            if ended.reason == "stalled" and lease_id == self._lease_id:
-                self._stalled.set()
+            if ended.reason == "stalled":
+                standing.stalled = lease_id
                 log.error(
                     "the server ended the lease: this worker renewed it, but for far longer than usual in this run it asked "
                     "for nothing that training needs. It registers again if it goes on. Its threads stand at: %s",

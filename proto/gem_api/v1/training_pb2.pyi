@@ -348,10 +348,12 @@ class PiSummary(_message.Message):
     def __init__(self, median: _Optional[float] = ..., zero_ratio: _Optional[float] = ..., max_ratio: _Optional[float] = ..., proxy_energy: _Optional[float] = ..., central_energy: _Optional[float] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
-    __slots__ = ("lease_id",)
+    __slots__ = ("lease_id", "waiting")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
-    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+    waiting: bool
+    def __init__(self, lease_id: _Optional[str] = ..., waiting: bool = ...) -> None: ...
 
 class RenewLeaseResponse(_message.Message):
     __slots__ = ("lease_seconds",)

@@ -207,7 +207,8 @@ class LeaseTable:
 
     def at_work(self, lease_id: str, now: float, committed: bool = False) -> Lease:
         """As `renew`, for what a worker asks for because it trains."""
-        self.pace.seen(lease_id, now, committed)
+        suspended = self._looked_at is not None and now - self._looked_at > self.duration / 2
+        self.pace.seen(lease_id, now, committed, usual=not suspended)
         return self.renew(lease_id, now)
 
     def stalled(self, now: float, busy: Callable[[str], bool]) -> list[Lease]:
@@ -227,7 +228,7 @@ class LeaseTable:
         self._looked_at = now
         if gap <= self.duration / 2:
             return 0.0
-        self.pace.suspended(gap)
+        self.pace.suspended(gap, now)
         for lease in self.live.values():
             lease.expires_at = min(lease.expires_at + gap, now + self.duration)
         return gap

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 TIMES = 10  # a worker is stalled after so many times the longest pause that any worker of the run has made,
 SHORTEST, SHORTEST_LEASES = 600.0, 20  # at least these seconds, and at least as many lease durations;
-FIRST, FIRST_LEASES = 3600.0, 120  # and these until its first commit, before which it may load data and compile
+FIRST, FIRST_LEASES = 3600.0, 120  # and these until a whole step of it is known: it may load data and compile
 _REMEMBERED = 10_000
 
 
 @dataclass
 class Pace:
-    """When each worker last asked for something that training needs: a commit, θ, or a shard.
+    """When each worker last asked for something that training needs: a commit, θ, or a shard; or said that it waits for that.
 
     Nobody knows how long a step may take, so the workers themselves show it. Those that come back after their lease has ended
-    here show it too: such a pause is usual in this run, and ends no lease again.
+    here show it too: such a pause is usual in this run, and ends no lease again. A restart forgets all of it.
 
     Attributes:
         lease_seconds: Seconds that a lease lives without a sign of life.
@@ -26,21 +26,27 @@ class Pace:
     lease_seconds: float
     longest: float = 0.0
     _seen: dict[str, float] = field(default_factory=dict)
-    _commits: set[str] = field(default_factory=set)
+    _commits: dict[str, int] = field(default_factory=dict)
     _stalled: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def restart(self) -> None:
+        """Forgets everything: what a log tells has no times."""
+        self.longest = 0.0
+        for known in (self._seen, self._commits, self._stalled):
+            known.clear()
 
     def begin(self, lease_id: str, now: float) -> None:
         """A worker has joined, or its lease is restored: its pause begins."""
         self._seen[lease_id] = now
 
-    def seen(self, lease_id: str, now: float, committed: bool = False) -> None:
-        """A worker asks for something, be it under a lease that has ended."""
+    def seen(self, lease_id: str, now: float, committed: bool = False, usual: bool = True) -> None:
+        """A worker asks for something, be it under a lease that has ended. Its pause is not `usual` if the server slept."""
         before = self._stalled.pop(lease_id, None)
         if lease_id in self._seen:
             before, self._seen[lease_id] = self._seen[lease_id], now
             if committed:
-                self._commits.add(lease_id)
-        if before is not None:
+                self._commits[lease_id] = self._commits.get(lease_id, 0) + 1
+        if before is not None and usual:
             self.longest = max(self.longest, now - before)
 
     def stalled(self, lease_id: str, now: float) -> bool:
@@ -50,17 +56,17 @@ class Pace:
 
     def limit(self, lease_id: str) -> float:
         """Seconds that a pause of the lease's worker may take."""
-        shortest, leases = (SHORTEST, SHORTEST_LEASES) if lease_id in self._commits else (FIRST, FIRST_LEASES)
+        shortest, leases = (SHORTEST, SHORTEST_LEASES) if self._commits.get(lease_id, 0) > 1 else (FIRST, FIRST_LEASES)
         return max(TIMES * self.longest, shortest, leases * self.lease_seconds)
 
-    def suspended(self, seconds: float) -> None:
+    def suspended(self, seconds: float, now: float) -> None:
         """The server itself stood still for so long, which is nobody's pause."""
-        self._seen = {lease_id: at + seconds for lease_id, at in self._seen.items()}
+        self._seen = {lease_id: min(at + seconds, now) for lease_id, at in self._seen.items()}
 
     def end(self, lease_id: str, stalled: bool) -> None:
         """A lease has ended, because its worker is `stalled` or for another reason."""
         at = self._seen.pop(lease_id, None)
-        self._commits.discard(lease_id)
+        self._commits.pop(lease_id, None)
         if stalled and at is not None:
             self._stalled[lease_id] = at
             if len(self._stalled) > _REMEMBERED:

@@ -233,11 +233,12 @@ class Core:
         """
         for lease in self.leases.live.values():
             lease.restored = True
+        self.leases.pace.restart()
         if shard_ids is not None:
             self.ledger.number_anew(shard_ids)
 
-    def renew(self, lease_id: str, now: float) -> Lease:
-        return self.leases.renew(lease_id, now)
+    def renew(self, lease_id: str, now: float, waiting: bool = False) -> Lease:
+        return (self.leases.at_work if waiting else self.leases.renew)(lease_id, now)
 
     def leave(self, lease_id: str, reason: EndReason = EndReason.LEFT) -> Ended:
         return self._end(self.leases.get(lease_id), reason)

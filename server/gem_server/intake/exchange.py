@@ -25,7 +25,7 @@ from gem_server.intake import messages
 from gem_server.intake.calls import Call, PeerLeft
 from gem_server.intake.commit_path import CommitPath, Reply
 from gem_server.intake.turns import Turns
-from gem_server.telemetry.rpc_metrics import COMMIT, name_of
+from gem_server.telemetry.rpc_metrics import COMMIT, INTERNAL, name_of
 from gem_server.telemetry.wire_metrics import Way
 
 T = TypeVar("T")
@@ -60,17 +60,21 @@ async def exchange(path: CommitPath, call: Call, message: pb.CommitHeader, carri
         await _exchange(path, call, header, message, carrier)
         path.rpcs.ended(COMMIT, began)
     except (CancelledError, PeerLeft):
+        call.trace.failed(name_of(call.error))
         path.rpcs.ended(COMMIT, began, name_of(call.error))
         raise
     except GemError as error:
-        call.trace.failed(error)
+        call.trace.failed(f"{name_of(error)}: {error}")
         path.rpcs.ended(COMMIT, began, name_of(error))
         if error is not call.error:
             path.rejected(call, header, error)
         raise
+    except Exception:
+        call.trace.failed(INTERNAL)
+        raise
     finally:
-        call.trace.end()
         path.calls.end_exchange(call)
+        call.trace.end()
     path.require_open()
 
 

@@ -214,7 +214,7 @@ class TrainingServicer:
             return await asyncio.to_thread(_prepared_layout, message, self.core.part)
 
     async def renew_lease(self, call: Call, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseResponse:
-        self.core.renew(request.lease_id, self.clock())
+        self.core.renew(request.lease_id, self.clock(), request.waiting)
         return pb.RenewLeaseResponse(lease_seconds=self.core.leases.duration)
 
     async def leave_cluster(self, call: Call, request: pb.LeaveClusterRequest, context: Context) -> pb.LeaveClusterResponse:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gem_api.errors import GemError
 from gem_api.process import tracing
 from gem_api.v1 import training_pb2 as pb
 
@@ -23,7 +23,7 @@ class Trace:
     def ready(self, now: float) -> None:
         """The commit's result is ready: it is applied, and on the disk if there is a log."""
 
-    def failed(self, error: GemError) -> None:
+    def failed(self, why: str) -> None:
         """The commit has failed."""
 
     def end(self) -> None:
@@ -45,6 +45,7 @@ class Traces:
     def __init__(self, core: Core, clock: Callable[[], float], wall: Callable[[float], float]) -> None:
         self.core, self.clock, self.wall = core, clock, wall
         self._open: dict[str, _Recorded] = {}
+        self._thread = ThreadPoolExecutor(1, "traces")  # spans are made here: no other commit waits for that
 
     def begin(self, header: pb.CommitHeader, transport: str) -> Trace:
         """The trace of a commit whose header has arrived, until its `end`."""
@@ -63,20 +64,26 @@ class Traces:
         if recorded is not None:
             recorded.applied(applied, timing)
 
-    def forget(self, recorded: _Recorded) -> None:
+    def close(self) -> None:
+        """Waits until all spans are made. No commit may end later."""
+        self._thread.shutdown()
+
+    def ended(self, recorded: _Recorded, now: float) -> None:
+        """Makes the spans of a commit that ends now."""
         if self._open.get(recorded.worker) is recorded:
             del self._open[recorded.worker]
+        self._thread.submit(recorded.make_spans, now)
 
 
 class _Recorded(Trace):
-    """A commit's parts until it ends. Only then they become spans, so that a commit waits for none of that."""
+    """A commit's parts until it ends. Only then they become spans."""
 
     def __init__(self, traces: Traces, context: Any, worker: str, facts: dict[str, Any]) -> None:
         self._traces, self._context, self.worker, self._facts = traces, context, worker, facts
         self._began = traces.clock()
         self._parts: list[tuple[str, float, float]] = []
         self._applied_at: float | None = None
-        self._error: GemError | None = None
+        self._failure = ""
 
     def part(self, name: str, began: float, ended: float) -> None:
         self._parts.append((name, began, ended))
@@ -95,22 +102,24 @@ class _Recorded(Trace):
         if self._traces.core.logged and self._applied_at is not None:
             self.part("log", self._applied_at, now)
 
-    def failed(self, error: GemError) -> None:
-        self._error = error
+    def failed(self, why: str) -> None:
+        self._failure = why
 
     def end(self) -> None:
-        self._traces.forget(self)
+        self._traces.ended(self, self._traces.clock())
+
+    def make_spans(self, ended: float) -> None:
         shift = int(self._traces.wall(0.0) * 1e9)  # once: the two clocks are not read at the same moment
 
         def unix(at: float) -> int:
             return shift + int(at * 1e9)
 
-        api, ended = tracing.api(), self._traces.clock()
+        api = tracing.api()
         tracer = api.get_tracer("gem_server")
         span = tracer.start_span("commit", self._context, api.SpanKind.SERVER, self._facts, start_time=unix(self._began))
         inside = api.set_span_in_context(span)
         for name, began, until in self._parts:
             tracer.start_span(name, inside, start_time=unix(began)).end(unix(until))
-        if self._error is not None:
-            span.set_status(api.StatusCode.ERROR, f"{type(self._error).__name__}: {self._error}")
+        if self._failure:
+            span.set_status(api.StatusCode.ERROR, self._failure)
         span.end(unix(ended))
