@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from gem_ctl.planning.scenario import FILLED, Scenario, Slow, speeds, times, wor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+NETWORK = Path(__file__).parents[2] / "docs/results/network.json"
 COSTS = Costs(by_reference=1e-3, by_network=2e-3, parameter=1e-6, byte=1e-7, conversion=1e-7)
 SETUP = Setup(parameters=5_000, workers=10, compute_seconds=0.1)  # a commit takes the server 11 ms
 SECOND = Costs(by_reference=1.0, by_network=1.0, parameter=0.0, byte=0.0)  # a commit takes the server 1 s
@@ -184,18 +188,23 @@ def test_latency_adds_to_the_cycle_and_the_link_limits_the_rate() -> None:
     assert crowded.load < 0.02
 
 
-@pytest.mark.parametrize(
-    ("parameters", "rtt", "workers", "measured"),
-    [
-        (25_000_000, 0.0, 2, 704), (25_000_000, 0.0, 4, 768), (25_000_000, 0.02, 2, 800), (25_000_000, 0.02, 4, 800),
-        (1_000_000, 0.02, 2, 616),
-    ],
-)  # fmt: skip
-def test_a_link_of_1_gbit_s_carries_what_was_measured(parameters: int, rtt: float, workers: int, measured: float) -> None:
-    """In Mbit/s in each direction, by `python -m benchmarks.network`, float32 and no compute."""
-    setup = Setup(parameters=parameters, workers=workers, compute_seconds=0.0)
+def measured_on_a_link() -> dict[tuple[int, float, int, str], list[float]]:
+    """Commits a second that `python -m benchmarks.network` measured on 1 Gbit/s, without compute, by parameters, round trip,
+    workers and format."""
+    found: dict[tuple[int, float, int, str], list[float]] = {}
+    for row in json.loads(NETWORK.read_text()):
+        if row["code"] in ("turns", "turns, an earlier run"):
+            found.setdefault((row["parameters"], row["rtt"], row["workers"], row["gradient"]), []).append(row["rate"])
+    return found
+
+
+@pytest.mark.parametrize(("kind", "rates"), measured_on_a_link().items(), ids=str)
+def test_a_link_of_1_gbit_s_carries_what_was_measured(kind: tuple[int, float, int, str], rates: list[float]) -> None:
+    parameters, rtt, workers, form = kind
+    setup = Setup(parameters, workers, compute_seconds=0.0, gradient_dtype=form, theta_dtype=form)
     of = outcome(Scenario(setup, spread=0.0, latency=rtt / 2, bandwidth=125e6), max_commits=1000)
-    assert 32e-6 * parameters * of.commits_per_second == pytest.approx(measured, rel=0.15)
+    within = 0.3 if kind == (1_000_000, 0.1, 4, "float32") else 0.15  # that one has a few commits of a second
+    assert of.commits_per_second == pytest.approx(median(rates), rel=within)
 
 
 def test_servers_have_a_link_each() -> None:

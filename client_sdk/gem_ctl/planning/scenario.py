@@ -13,6 +13,11 @@ from gem_ctl.planning.plan import MEASURED, Costs, Setup, server_seconds, transf
 # What TCP fills of a link with tensors while both directions are busy: the rest is headers, acknowledgements, and what it sends
 # again. `iperf3 --bidir` gets as much on the link of `python -m benchmarks.network`.
 FILLED = 0.8
+# A connection that has rested for so many seconds begins slowly, with these bytes in the first round trip (RFC 6928), and sends
+# twice as many in each one after it. That is Linux's default, which `gem-ctl doctor` advises against.
+RESTED, FIRST_BYTES = 0.3, 14_600
+WINDOW = 3_000_000  # bytes of a connection that are under way at most with Linux's default buffers, as `iperf3` has them
+LARGE = 16 << 20  # transfers of more bytes have the server's link one at a time
 _MIXED = 1000  # workers that are enough for the shares of all speeds
 
 
@@ -104,9 +109,28 @@ def _network(scenario: Scenario) -> tuple[Network, Network]:
     if setup.shared_memory:
         return Network(), Network()
     own = transfer_seconds(setup, scenario.costs)
-    on_link = [count / (FILLED * scenario.bandwidth) if scenario.bandwidth else 0.0 for count in wire_bytes(setup)]
-    up, down = (
-        Network(worker=mine + link, server=link / setup.servers, latency=scenario.latency)
-        for mine, link in zip(own, on_link, strict=True)
-    )
+    sizes = wire_bytes(setup)
+    links = [count / (FILLED * scenario.bandwidth) if scenario.bandwidth else 0.0 for count in sizes]
+    ways = zip(own, sizes, links, reversed(links), strict=True)
+    up, down = (_way(scenario, mine, count, link, other) for mine, count, link, other in ways)
     return up, down
+
+
+def _way(scenario: Scenario, own: float, count: int, link: float, other: float) -> Network:
+    """One direction, in which a worker needs its `own` seconds for a transfer of `count` bytes, and a link `link` seconds; the
+    other direction's transfers take `other`."""
+    if not scenario.bandwidth:
+        return Network(own, latency=scenario.latency)
+    round_trip = 2 * scenario.latency
+    connection = max(link, (count - WINDOW) / WINDOW * round_trip) + _slow_start(scenario, count, link, other)
+    alone = connection if count > LARGE else link
+    return Network(own + connection, alone / scenario.setup.servers, scenario.latency)
+
+
+def _slow_start(scenario: Scenario, count: int, link: float, other: float) -> float:
+    """Seconds that a transfer loses because its connection begins slowly. It rests while its worker computes and receives, and
+    while the link carries the other workers' transfers."""
+    setup, round_trip = scenario.setup, 2 * scenario.latency
+    rested = max(setup.local_steps * setup.compute_seconds + other, (setup.workers - 1) * link)
+    reached = min(count, WINDOW, scenario.bandwidth * round_trip)
+    return round_trip * math.log2(reached / FIRST_BYTES) if rested > RESTED and reached > FIRST_BYTES else 0.0
