@@ -71,6 +71,33 @@ def test_a_few_that_are_not_so_large_arrive_at_once_but_of_half_of_the_workers(w
     assert [isinstance(each, PlainFuture) for each in asked] == [False] * at_once + [True] * (9 - at_once)
 
 
+@pytest.mark.parametrize(
+    ("connection", "together", "filled"),
+    [(1.0, 1.3, 0.99), (0.6, 2.3, 0.95), (0.25, 4.0, 0.95)],
+    ids=["one fills the link", "two fill it", "four fill it"],
+)
+def test_as_many_go_beside_each_other_as_fill_the_link(connection: float, together: float, filled: float) -> None:
+    """Eight workers send without pause for 400 s. A connection carries at most this share of the link, which carries a transfer
+    in a second. At most `together` are under way on average, and this much of the link is `filled`."""
+    loop, clients, step = Clock(), range(8), 0.02
+    queue = Turns[object](lambda slow: object(), lambda turn: None, loop, lambda: loop.now, lambda: 8, small=0)  # type: ignore[arg-type]
+    asked: dict[int, Any] = {client: queue.begin(str(client), IN_FLIGHT) for client in clients}
+    left = dict.fromkeys(clients, 1.0)
+    busy = carried = 0.0
+    while loop.now < 400:
+        loop.now += step
+        active = [client for client in clients if not isinstance(asked[client], PlainFuture) or asked[client].done()]
+        busy += len(active) * step
+        for client in active:
+            moved = step * min(connection, 1 / len(active))
+            left[client], carried = left[client] - moved, carried + moved
+            if left[client] <= 0:
+                queue.end(asked[client].result() if isinstance(asked[client], PlainFuture) else asked[client])
+                asked[client], left[client] = queue.begin(str(client), IN_FLIGHT), 1.0
+    assert busy / loop.now <= together
+    assert carried / loop.now >= filled
+
+
 def test_small_gradients_wait_for_nobody() -> None:
     core = make_core()
     start(core, ["ann", "bob"])

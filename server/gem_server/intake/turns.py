@@ -17,6 +17,8 @@ from typing import Generic, TypeVar
 
 from gem_api.errors import Overloaded
 
+from gem_server.intake.width import Width
+
 T = TypeVar("T")
 SMALL = 1 << 20  # bytes up to which a transfer goes beside others
 LONGEST = 10.0  # seconds that a transfer waits before it begins beside others: its client must not take the server for dead
@@ -37,6 +39,8 @@ class _Turn:
     alone: bool
     began: float
     slow: bool = False
+    together: int = 1  # how many had a turn when it began, with it,
+    width: int = 1  # and how many might have one
 
 
 class Turns(Generic[T]):
@@ -74,6 +78,7 @@ class Turns(Generic[T]):
         self._waiting: deque[tuple[Future[T], _Turn]] = deque()
         self._paces: deque[float] = deque(maxlen=_REMEMBERED)  # of the last turns, in seconds a byte
         self._slow: set[str] = set()
+        self._width = Width()
 
     def begin(self, client: str, nbytes: int, nearby: bool = False) -> T | Future[T]:
         """What a client's transfer of so many bytes needs, or what to wait for before. Call `end` with it once the transfer is
@@ -120,6 +125,7 @@ class Turns(Generic[T]):
         took = self._clock() - turn.began
         if turn.alone:
             self._paces.append(took / turn.nbytes)
+            self._width.ended(turn.width, turn.together, self._paces[-1])
         if took > self._limit(turn):
             self._slow.add(turn.client)
         else:
@@ -162,10 +168,12 @@ class Turns(Generic[T]):
     def _give_to(self, turn: _Turn) -> T | None:
         """What a transfer needs, if it may begin; None if it has to wait."""
         have_one = sum(other.alone and not other.slow for other in self._turns.values())
-        if turn.alone and have_one >= max(1, min(IN_FLIGHT // turn.nbytes, self._workers() // 2)):
-            return None
+        if turn.alone:
+            width = self._width.at_least(max(1, IN_FLIGHT // turn.nbytes))
+            if have_one >= max(1, min(width, self._workers() // 2)):
+                return None
         given = self._give(turn.slow + sum(other.slow for other in self._turns.values()))
         if given is not None:
-            turn.began = self._clock()
+            turn.began, turn.together, turn.width = self._clock(), have_one + 1, self._width.now
             self._turns[given] = turn
         return given

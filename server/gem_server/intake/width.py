@@ -1,0 +1,64 @@
+"""How many large transfers have a turn at the same time: no more than fill the network.
+
+On a far network one connection can't do that, as its system lets a few MB at most be under way. Nobody says how much a network
+carries. So now and then one transfer more, or one less, is tried for some turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean
+
+JUDGED = 3  # turns of a try, which beginnings and ends of others disturb
+REST = 32  # turns until the next try, after one that has failed
+MORE, LESS = 1.15, 0.9  # the least rate, relative to that before, for which a try of one more, or one less, is kept
+
+
+@dataclass
+class Width:
+    """Adapts to the turns that end.
+
+    Attributes:
+        now: How many may have a turn at the same time.
+        least: No fewer are tried.
+    """
+
+    now: int = 1
+    least: int = 1
+    _step: int = 1
+    _rested: int = REST
+    _before: tuple[int, float] | None = None  # what there was before a try: the width, and the rate
+    _rates: list[float] = field(default_factory=list)
+
+    def at_least(self, least: int) -> int:
+        """How many may have a turn at the same time, if so many may in any case."""
+        self.least = least
+        self.now = max(self.now, least)
+        return self.now
+
+    def ended(self, begun_under: int, together: int, pace: float) -> None:
+        """A turn has ended.
+
+        Args:
+            begun_under: The width when it began.
+            together: How many had a turn when it began, with it.
+            pace: Its seconds for each byte.
+        """
+        self._rested += 1
+        if begun_under != self.now or together < self.now or pace <= 0:
+            return
+        self._rates.append(together / pace)
+        if len(self._rates) < JUDGED:
+            return
+        rate = fmean(self._rates)
+        self._rates.clear()
+        if self._before is not None:
+            self._judge(*self._before, rate)
+        elif self._rested >= REST:
+            self._before = self.now, rate
+            self.now += self._step if self.now + self._step >= self.least else 1
+
+    def _judge(self, width: int, before: float, rate: float) -> None:
+        self._before = None
+        if rate < before * (MORE if self.now > width else LESS):
+            self.now, self._step, self._rested = width, -self._step, 0
