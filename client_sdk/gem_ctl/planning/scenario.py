@@ -17,7 +17,9 @@ FILLED = 0.8
 # twice as many in each one after it. That is Linux's default, which `gem-ctl doctor` advises against.
 RESTED, FIRST_BYTES = 0.3, 14_600
 WINDOW = 3_000_000  # bytes of a connection that are under way at most with Linux's default buffers, as `iperf3` has them
-LARGE = 16 << 20  # transfers of more bytes have the server's link one at a time
+# Transfers of more bytes have the server's link one at a time, or as many as fill it: of at most half of the workers, and of as
+# many as the server has buffers for.
+LARGE, TOGETHER = 16 << 20, 4
 _MIXED = 1000  # workers that are enough for the shares of all speeds
 
 
@@ -123,8 +125,8 @@ def _way(scenario: Scenario, own: float, count: int, link: float, other: float) 
         return Network(own, latency=scenario.latency)
     round_trip = 2 * scenario.latency
     connection = max(link, (count - WINDOW) / WINDOW * round_trip) + _slow_start(scenario, count, link, other)
-    alone = connection if count > LARGE else link
-    return Network(own + connection, alone / scenario.setup.servers, scenario.latency)
+    together = max(1, min(scenario.setup.workers // 2, TOGETHER)) if count > LARGE else math.inf
+    return Network(own + connection, max(link, connection / together) / scenario.setup.servers, scenario.latency)
 
 
 def _slow_start(scenario: Scenario, count: int, link: float, other: float) -> float:
