@@ -174,7 +174,7 @@ def test_every_run_gives_the_same_bits(case: Case) -> None:
     requires_the_same_bits(case)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @many
 @given(cases())
 def test_many_runs_give_the_same_bits(case: Case) -> None:
@@ -227,7 +227,7 @@ def test_an_optimizer_trains_the_same(servers: int, way: str, loop: str, overlap
     requires_the_same_parameters(servers, way, loop, overlap)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @many
 @loops
 def test_an_optimizer_trains_the_same_in_many_runs(servers: int, way: str, loop: str, overlap: bool) -> None:

@@ -147,6 +147,7 @@ def test_a_run_that_starts_but_leaves_nothing_fails_with_its_last_line(tmp_path:
     assert found.path == tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_is_measured_for_real() -> None:
     """Workers' own AdamW: its rate and warm-up reach the workers, or nothing would be learned in so few steps."""
