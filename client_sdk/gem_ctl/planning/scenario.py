@@ -13,7 +13,7 @@ from gem_ctl.planning.plan import MEASURED, Costs, Setup, server_seconds, transf
 # What TCP fills of a link with tensors while both directions are busy: the rest is headers, acknowledgements, and what it sends
 # again. `iperf3 --bidir` gets as much on the link of `python -m benchmarks.network`.
 FILLED = 0.8
-# A connection that has rested for so many seconds begins slowly, with these bytes in the first round trip (RFC 6928), and sends
+# A connection begins slowly if it has rested for RESTED seconds. It sends FIRST_BYTES in the first round trip (RFC 6928), and
 # twice as many in each one after it. That is Linux's default, which `gem-ctl doctor` advises against.
 RESTED, FIRST_BYTES = 0.3, 14_600
 WINDOW = 3_000_000  # bytes of a connection that are under way at most with Linux's default buffers, as `iperf3` has them

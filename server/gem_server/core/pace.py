@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-TIMES = 10  # a worker is stalled after so many times the longest pause that any worker of the run has made,
+TIMES = 10  # times the longest pause of any worker in the run: after that, a worker is stalled;
 SHORTEST, SHORTEST_LEASES = 600.0, 20  # at least these seconds, and at least as many lease durations;
 FIRST, FIRST_LEASES = 3600.0, 120  # and these until a whole step of it is known: it may load data and compile
 _REMEMBERED = 10_000
@@ -50,8 +50,8 @@ class Pace:
             self.longest = max(self.longest, now - before)
 
     def stalled(self, lease_id: str, now: float) -> bool:
-        """Whether the worker of a live lease makes a far longer pause than any before. Raises nothing for a restored lease:
-        its pause begins now."""
+        """Whether the worker of a live lease makes a far longer pause than any before. The pause of a restored lease
+        begins now."""
         return now - self._seen.setdefault(lease_id, now) > self.limit(lease_id)
 
     def limit(self, lease_id: str) -> float:

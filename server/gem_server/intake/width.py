@@ -31,7 +31,7 @@ class Width:
     _rates: list[float] = field(default_factory=list)
 
     def at_least(self, least: int) -> int:
-        """How many may have a turn at the same time, if so many may in any case."""
+        """Sets the least. Returns how many may have a turn at the same time."""
         self.least = least
         self.now = max(self.now, least)
         return self.now

@@ -11,12 +11,12 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gem_server.telemetry.metrics import LabelledHistogram
+from gem_server.telemetry.wire_metrics import SECONDS
 
 COMMIT = "Commit"  # a call, or a lane, carries many of them: each is measured on its own
 CANCELLED = "cancelled"  # the client has gone, or gave up waiting
 INTERNAL = "internal"  # a fault of the server
 _METHODS = tuple(method.name for service in (TRAINING, ADMIN) for method in service.methods)
-_SECONDS = (*(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 2, 5)), 100.0)
 
 
 class RpcMetrics(Collector):
@@ -34,7 +34,7 @@ class RpcMetrics(Collector):
         self._seconds = LabelledHistogram(
             "gem_rpc_seconds",
             "Time from a request until its reply is made, by method. Of a commit, also on a lane: from header to θ sent.",
-            _SECONDS,
+            SECONDS,
             "method",
             _METHODS,
         )

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from gem_server.telemetry.metrics import LabelledHistogram
 
-_SECONDS = (*(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 2, 5)), 100.0)
+SECONDS = (*(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 2, 5)), 100.0)
 
 
 class Way(StrEnum):
@@ -37,14 +37,14 @@ class WireMetrics(Collector):
             "gem_commit_wire_seconds",
             "Time on the network of a commit. up: from a gradient's first byte, once it is its turn, to its last; down: until "
             "the system has taken all of θ.",
-            _SECONDS,
+            SECONDS,
             "direction",
             Way,
         )
         self._waiting = LabelledHistogram(
             "gem_commit_turn_wait_seconds",
             "Time that a commit's tensors wait for their turn on the network; 0 if they need none.",
-            _SECONDS,
+            SECONDS,
             "direction",
             Way,
         )

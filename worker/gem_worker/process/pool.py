@@ -53,7 +53,8 @@ class WorkerPool:
                 if stalled := [worker for worker in self._workers if worker.stalled]:
                     self._stop()
                     for worker in stalled:
-                        worker.status = worker.status if worker.ended else EXIT_FAILED
+                        if not worker.ended:
+                            worker.status = EXIT_FAILED
                     return False
         except Stopped:
             ignore_signals()
