@@ -16,8 +16,7 @@ from gem_dashboards.queries import (
     WINDOW,
     WORKERS,
     all_of,
-    by_direction,
-    by_method,
+    by_label,
     each_worker,
     heatmap,
     mean,
@@ -372,7 +371,7 @@ SERVER = Dashboard(
             "Of half of the calls, and of 99 of 100. Commit: from a commit's header until θ is sent, also on a lane. Pull: "
             "with the wait for the first θ. Good: steady, and below 20 ms if a call moves no tensors. If all rise together, "
             "the event loop is late. Of several servers: all together.",
-            by_method("gem_rpc_seconds"),
+            by_label("method", "gem_rpc_seconds", only=" >= 0"),
             "s",
             log=True,
         ),
@@ -398,7 +397,10 @@ SERVER = Dashboard(
             "down: until the system has taken all of θ. turn: the wait before, as large tensors go one at a time. Good: up and "
             "down near their bytes ÷ bandwidth; turns grow with the number of workers. If 99 % is far above 50 %, packets are "
             "lost, or a machine is slow. Of several servers: all together.",
-            (*by_direction("gem_commit_wire_seconds", ""), *by_direction("gem_commit_turn_wait_seconds", "turn, ")),
+            (
+                *by_label("direction", "gem_commit_wire_seconds", ""),
+                *by_label("direction", "gem_commit_turn_wait_seconds", "turn, "),
+            ),
             "s",
             log=True,
         ),

@@ -51,19 +51,12 @@ def quantiles(rates: str, *shares: float) -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", f"{100 * share:g} %") for share in shares)
 
 
-def by_method(metric: str) -> tuple[Query, ...]:
-    """The median and the 99 % quantile of a histogram of all servers, of each method that was called."""
-    buckets = f"sum by (le, method) ({rate_of_all(metric + '_bucket')})"
+def by_label(label: str, metric: str, prefix: str = "", only: str = "") -> tuple[Query, ...]:
+    """The median and the 99 % quantile of a histogram of all servers, for each value of a label, or
+    for those whose quantile meets the condition `only`."""
+    buckets = f"sum by (le, {label}) ({rate_of_all(metric + '_bucket')})"
     return tuple(
-        Query(f"histogram_quantile({share}, {buckets}) >= 0", f"{{{{method}}}}, {100 * share:g} %") for share in (0.5, 0.99)
-    )
-
-
-def by_direction(metric: str, prefix: str) -> tuple[Query, ...]:
-    """The median and the 99 % quantile of a histogram of all servers, for each way on the network."""
-    buckets = f"sum by (le, direction) ({rate_of_all(metric + '_bucket')})"
-    return tuple(
-        Query(f"histogram_quantile({share}, {buckets})", f"{prefix}{{{{direction}}}}, {100 * share:g} %")
+        Query(f"histogram_quantile({share}, {buckets}){only}", f"{prefix}{{{{{label}}}}}, {100 * share:g} %")
         for share in (0.5, 0.99)
     )
 
