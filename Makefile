@@ -17,7 +17,7 @@ help:
 	@echo "make test-all   run these and the long ones: whole runs of processes, many seeds, examples, trainers, trackers, Ray, the Helm chart; with the share of lines that they run"
 	@echo "make check   lint, types (of the tests too), generated code in step"
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
-	@echo "make test-docker   the same cluster in containers: training, crashes, scaling, the chart's pods (needs Docker; about 12 minutes)"
+	@echo "make test-docker   the same cluster in containers: training, crashes, scaling, the chart's pods (needs Docker; about 5 minutes)"
 	@echo "make test-wheel   build the wheel, install it into an empty environment and run its commands"
 	@echo "make release   wheel, sdist, chart, images and their bills of materials in dist/, each tried in an empty place (needs Docker)"
 	@echo "make format  format the code"
@@ -68,7 +68,7 @@ test-slow: $(INTEGRATIONS)
 
 test-docker: $(INTEGRATIONS)
 	@docker compose version >/dev/null || { echo "Docker with the compose plug-in is needed"; exit 1; }
-	@$(BIN)/pytest -m docker -n 0 -vv $(ARGS)
+	@$(BIN)/pytest -m docker -n 2 -vv tests/engines tests/containers $(ARGS)
 
 test-wheel: wheel
 	@$(BIN)/pytest -m wheel -n 0 tests/house $(ARGS)

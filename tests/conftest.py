@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import structlog
@@ -28,11 +28,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Rooms whose tests take long together: they run with `make test-all` alone.
 LONG = {"engines", "examples", "integrations", "many_workers", "models", "paper"}
+# Of what takes long, only these run lines that nothing else runs. Counting lines makes the rest up to twice as slow.
+COUNTED = {"engines", "integrations"}
+COVERAGE = "COVERAGE_PROCESS_CONFIG"  # has processes that are started count their lines
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what `make test` leaves to `make test-all`: whole rooms, and all but one way of a test that runs over several ways
-    of a commit. Which way is left differs from test to test, so that each way is tried."""
+    of a commit. Which way is left differs from test to test, so that each way is tried. The lines that these run are counted
+    only if nothing else runs them. The simulation comes first: no process is to be alone with its many seeds at the end."""
+    items.sort(key=lambda item: item.path.parent.name != "simulation")
     ways: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.path.parent.name in LONG:
@@ -44,6 +49,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         chosen = zlib.crc32(test.encode()) % len(same)
         for item in same[:chosen] + same[chosen + 1 :]:
             item.add_marker("long")
+    for item in items:
+        if item.get_closest_marker("long") and item.path.parent.name not in COUNTED:
+            item.add_marker("no_cover")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Has the processes that a test without coverage starts count nothing either."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("no_cover"):
+            patch.delenv(COVERAGE, raising=False)
+        return (yield)
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -256,6 +256,7 @@ def _status(runs: Path) -> str:
     return found.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_on_ray_and_it_can_be_resumed(cluster: RayCluster, tmp_path: Path) -> None:
     """gem-ctl finds the run and its token meanwhile; without the token, or with a wrong one, nobody gets in."""
     run = OnRay(

@@ -13,6 +13,7 @@ from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
 from gem_worker.ray.host import RayHost
 from gem_worker.ray.placement import Placement
 from kit.pages import ROOT
+from kit.server import wait_until
 from kit.settings import configured
 from launcher.train_helpers import read_json
 
@@ -47,8 +48,8 @@ def test_workers_wait_for_a_node_with_their_labels_which_an_autoscaler_may_add(c
             "The workers wait until Ray has one"
         )
         cluster.add_node(FAR, cpus=2, labels="zone=far")
+        wait_until(lambda: len(cluster.actors(FAR)) == 2, "both workers on the node that has come")
         run.until_version(1)
-        assert len(cluster.actors(FAR)) == 2
         named = [(each["namespace"], each["name"]) for each in ray.util.list_named_actors(all_namespaces=True)]
         assert sorted(named) == [("gem", f"worker-{number}@{run.address}") for number in range(2)]
         run.process.terminate()
