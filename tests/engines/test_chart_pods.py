@@ -187,7 +187,7 @@ def test_two_servers_train_one_model_over_tls_and_each_survives_a_kill(tmp_path:
             return [int(status(server).get("version", 0)) for server in servers]
 
         wait_until(lambda: min(versions()) > 50, "two servers apply commits", look=logs)
-        assert [len(status(server)["workers"]) for server in servers] == [2, 2]
+        wait_until(lambda: [len(status(server)["workers"]) for server in servers] == [2, 2], "both workers on both", look=logs)
         for index in (1, 0):
             before = status(servers[index])
             servers[index].signal("KILL")
