@@ -31,7 +31,7 @@ class Project:
     def __init__(self, run: dict[str, Any] | None = None, **settings: str) -> None:
         self.name = f"gemtest{secrets.token_hex(4)}"
         self._settings = tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8")  # noqa: SIM115 - as long as the project
-        self._settings.writelines(f"{name} = {value!r}\n" for name, value in ({"epochs": 160} | (run or {})).items())
+        self._settings.writelines(f"{name} = {value!r}\n" for name, value in (run or {}).items())
         self._settings.flush()
         os.chmod(self._settings.name, 0o644)  # the containers' user reads it
         ports = {"GEM_SERVER_PORT": "", "GEM_LANE_PORT": "", "GEM_PAGE_PORT": "", "GEM_PROMETHEUS_PORT": ""}  # any free ones

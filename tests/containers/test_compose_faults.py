@@ -8,12 +8,12 @@ import pytest
 from containers.project import Project, wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
-EPOCHS = 600  # enough that it is not over before all of this has happened
+EPOCHS = 200  # enough, with steps of 0.1 s, that it is not over before all of this has happened
 
 
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
-    project = Project({"checkpoint_interval": 2}, GEM_EPOCHS=str(EPOCHS))
+    project = Project({"step_seconds": 0.1, "checkpoint_interval": 2}, GEM_EPOCHS=str(EPOCHS))
     try:
         project.up(8)
         wait_until(lambda: project.version() > 50, project)

@@ -8,14 +8,14 @@ import pytest
 from containers.project import Project, wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
-WORKERS, EPOCHS = 3, 200
+WORKERS, EPOCHS = 3, 100
 SERVERS = ("server", "server-1")
 
 
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
     files = "docker-compose.yml:deploy/compose.ranges.yml"
-    project = Project({"step_seconds": 0.01, "checkpoint_interval": 5}, COMPOSE_FILE=files, GEM_EPOCHS=str(EPOCHS))
+    project = Project({"step_seconds": 0.05, "checkpoint_interval": 5}, COMPOSE_FILE=files, GEM_EPOCHS=str(EPOCHS))
     try:
         project.up(WORKERS)
         wait_until(lambda: project.version() > 50, project)

@@ -20,7 +20,7 @@ class Run:
     """The cluster after its run, and when it began."""
 
     def __init__(self) -> None:
-        self.project = Project()
+        self.project = Project({"epochs": 120, "step_seconds": 0.05, "checkpoint_interval": 5})
         self.began = time.time()
         self.targets: list[dict[str, str]] = []
 

@@ -67,6 +67,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayClus
         cluster.close()
 
 
+@pytest.mark.slow
 def test_eight_actors_one_killed_two_joined_one_node_stopped(cluster: RayCluster, tmp_path: Path) -> None:
     run = OnRay(
         tmp_path, "--on", "ray", "--workers", "8", "--task", "own_task:Gated", "--epochs", str(EPOCHS),

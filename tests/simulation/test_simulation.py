@@ -1,5 +1,5 @@
-"""Simulated runs with faults, of one server and of several, in which no promise may be broken: a few seeds by default, 1,000 of
-one server and 240 of two and three with `make test-all`.
+"""Simulated runs with faults, of one server and of several, in which no promise may be broken: a few seeds by default, half of
+1,000 of one server and of 240 of two and three with `make test-all`, and all with `make test-slow`.
 
 A seed that fails is replayed by `World(seed, folder, servers).run(steps)` inside `small()`.
 """
@@ -15,8 +15,11 @@ STEPS, SEVERAL_STEPS = 300, 6000
 
 
 def groups(servers: int, quick: int, seeds: int, group: int, begin: int = 0) -> list[object]:
-    """Groups of seeds: number of servers, first seed, number of seeds. All but the first, of `quick` seeds, are `long`."""
-    rest = [pytest.param(servers, first, group, marks=pytest.mark.long) for first in range(begin + quick, begin + seeds, group)]
+    """Groups of seeds: number of servers, first seed, number of seeds. All but the first, of `quick` seeds, are `long`; half of
+    these are `slow`."""
+    firsts = range(begin + quick, begin + seeds, group)
+    marks = [pytest.mark.long if index < len(firsts) / 2 else pytest.mark.slow for index in range(len(firsts))]
+    rest = [pytest.param(servers, first, group, marks=mark) for first, mark in zip(firsts, marks, strict=True)]
     return [pytest.param(servers, begin, quick), *rest]
 
 
