@@ -68,7 +68,7 @@ test-slow: $(INTEGRATIONS)
 
 test-docker: $(INTEGRATIONS)
 	@docker compose version >/dev/null || { echo "Docker with the compose plug-in is needed"; exit 1; }
-	@$(BIN)/pytest -m docker -n 3 -vv tests/engines tests/containers $(ARGS)
+	@$(BIN)/pytest -m docker -n 3 -vv $(or $(ARGS),tests/engines tests/containers)
 
 test-wheel: wheel
 	@$(BIN)/pytest -m wheel -n 0 tests/house $(ARGS)

@@ -191,14 +191,11 @@ def test_latency_adds_to_the_cycle_and_the_link_limits_the_rate() -> None:
 def measured_on_a_link() -> dict[tuple[int, float, int, str], list[float]]:
     """Commits a second that `python -m benchmarks.network` measured on 1 Gbit/s, without compute, by parameters, round trip,
     workers and format."""
-    found: dict[tuple[int, float, int, str], list[float]] = {}
-    for code in ("one turn at a time", "turns"):  # where both were measured, the newer counts
-        rows = [row for row in json.loads(NETWORK.read_text()) if row["code"] == code]
-        newer: dict[tuple[int, float, int, str], list[float]] = {}
-        for row in rows:
-            newer.setdefault((row["parameters"], row["rtt"], row["workers"], row["gradient"]), []).append(row["rate"])
-        found |= newer
-    return found
+    codes: dict[str, dict[tuple[int, float, int, str], list[float]]] = {}
+    for row in json.loads(NETWORK.read_text()):
+        kind = row["parameters"], row["rtt"], row["workers"], row["gradient"]
+        codes.setdefault(row["code"], {}).setdefault(kind, []).append(row["rate"])
+    return codes["one turn at a time"] | codes["turns"]  # if both were measured, the newer counts
 
 
 @pytest.mark.parametrize(("kind", "rates"), measured_on_a_link().items(), ids=str)
