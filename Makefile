@@ -1,8 +1,11 @@
-# Everything sets itself up: a virtual environment in .venv from the pinned requirements.lock.
+# Everything sets itself up: a virtual environment in .venv from the pinned requirements.lock; what only some targets need comes
+# on top, from the other locks.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.dev
+DOCS := $(VENV)/.docs
 INTEGRATIONS := $(VENV)/.integrations
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -43,9 +46,21 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(INTEGRATIONS): requirements-integrations.lock $(READY)
+ADD = $(BIN)/pip install --progress-bar off --disable-pip-version-check --no-deps -r
+
+$(DEV): requirements-dev.lock $(READY)
+	@echo "adding what tests and linters need to $(VENV) (once)"
+	@$(ADD) $< | $(PROGRESS)
+	@touch $@
+
+$(DOCS): requirements-docs.lock $(READY)
+	@echo "adding what the documentation site needs to $(VENV) (once)"
+	@$(ADD) $< | $(PROGRESS)
+	@touch $@
+
+$(INTEGRATIONS): requirements-integrations.lock $(DEV) $(DOCS)
 	@echo "adding Lightning, Transformers, JAX and experiment trackers to $(VENV) (once)"
-	@$(BIN)/pip install --progress-bar off --disable-pip-version-check --no-deps -r requirements-integrations.lock | $(PROGRESS)
+	@$(ADD) $< | $(PROGRESS)
 	@touch $@
 
 # Ctrl-C is no error: gem-train has saved the run by then.
@@ -55,7 +70,7 @@ train: $(READY)
 # The tests that have no target of their own.
 ALL := not slow and not docker and not wheel and not release
 
-test: $(READY)
+test: $(DEV)
 	@$(BIN)/pytest -m "$(ALL) and not long" --ignore=tests/integrations --ignore=tests/engines --ignore=tests/release $(ARGS)
 
 # Fails if the tests run fewer lines than the floor in pyproject.toml. A part of the tests stays below it:
@@ -70,7 +85,7 @@ test-docker: $(INTEGRATIONS)
 	@docker compose version >/dev/null || { echo "Docker with the compose plug-in is needed"; exit 1; }
 	@$(BIN)/pytest -m docker -n 3 -vv $(or $(ARGS),tests/engines tests/containers)
 
-test-wheel: wheel
+test-wheel: wheel $(DEV)
 	@$(BIN)/pytest -m wheel -n 0 tests/house $(ARGS)
 
 # The checksums come last: they stand for files that passed.
@@ -79,7 +94,7 @@ release: $(INTEGRATIONS)
 	@$(BIN)/pytest -m "wheel or release" -n 0 tests/house tests/release
 	@cd dist && sums=$$(sha256sum *) && echo "$$sums" | tee SHA256SUMS
 
-check: $(READY)
+check: $(DEV)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy proto server worker client_sdk tests benchmarks examples
@@ -88,10 +103,10 @@ check: $(READY)
 	@$(BIN)/python deploy/helm/generate.py --check
 
 # Without them a commit is checked by `make check` alone.
-hooks: $(READY)
+hooks: $(DEV)
 	@$(BIN)/pre-commit install
 
-docs: $(INTEGRATIONS)
+docs: $(DOCS)
 	@$(BIN)/sphinx-build -q -W --keep-going -b html -c docs . build/site
 	@echo "open build/site/index.html"
 
@@ -100,21 +115,21 @@ wheel: $(READY)
 	@rm -rf build/lib build/bdist.* dist
 	@$(BIN)/pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
-format: $(READY)
+format: $(DEV)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-proto: $(READY)
+proto: $(DEV)
 	@$(BIN)/python proto/generate.py
 
-dashboards: $(READY)
+dashboards: $(DEV)
 	@$(BIN)/python deploy/grafana/generate.py
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 	@$(BIN)/python -m benchmarks.server.sessions $(filter --quick,$(ARGS))
 
-chart: $(READY)
+chart: $(DEV)
 	@$(BIN)/python deploy/helm/generate.py
 
 DATA ?=
@@ -127,18 +142,18 @@ models: $(READY)
 versus: $(READY)
 	@$(BIN)/python -m benchmarks.versus $(if $(DATA),--data "$(DATA)") $(ARGS)
 
-chaos: $(READY)
+chaos: $(DEV)
 	@PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)
 
 MINUTES ?= 10
-soak: $(READY)
+soak: $(DEV)
 	@$(BIN)/python -m benchmarks.server.soak $(ARGS)
 	@cd tests && ../$(BIN)/python -m simulation.soak --minutes $(MINUTES)
 
 # Apart from requirements.lock: it is made for few systems, and nothing else needs it.
 SECONDS ?= 60
 TARGETS ?= frame segment log state model workers
-fuzz: $(READY)
+fuzz: $(DEV)
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps -r requirements-fuzz.lock
 	@cd tests && for target in $(TARGETS); do ../$(BIN)/python -m fuzz.run $$target $(SECONDS) || exit 1; done
 

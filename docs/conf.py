@@ -24,9 +24,12 @@ exclude_patterns = ["docs/results/*/remarks.md"]  # parts of the pages beside th
 myst_heading_anchors = 4
 smartquotes = False  # they would make a dash of the two of an option
 autodoc_typehints = "description"
+# The trainers, of which the API's reference needs nothing but their names.
+autodoc_mock_imports = ["pytorch_lightning", "lightning", "transformers", "accelerate"]
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 
+html_search_scorer = "search_order.js"
 html_theme = "furo"
 html_title = project
 html_copy_source = html_show_sourcelink = html_show_copyright = False
