@@ -29,7 +29,7 @@ autodoc_mock_imports = ["pytorch_lightning", "lightning", "transformers", "accel
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 
-html_search_scorer = "search_order.js"
+html_search_scorer = str(Path(__file__).with_name("search_order.js"))
 html_theme = "furo"
 html_title = project
 html_copy_source = html_show_sourcelink = html_show_copyright = False

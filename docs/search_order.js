@@ -1,4 +1,5 @@
-// The order of the site's search: Sphinx's weights, then guides before reference, and reports and decisions last.
+// The order of what the site's search finds: Sphinx's weights, then the page of questions and the guides before the reference, and
+// reports and decisions last.
 var Scorer = {
   objNameMatch: 11,
   objPartialMatch: 6,
@@ -9,7 +10,7 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
   score: ([page, , , , score]) => {
-    const folders = [["docs/decisions/", -100], ["docs/results/", -50], ["CHANGELOG", -50], ["docs/guides/", 5]];
+    const folders = [["docs/questions", 10], ["docs/guides/", 5], ["docs/results/", -50], ["CHANGELOG", -50], ["docs/decisions/", -100]];
     const found = folders.find(([folder]) => page.startsWith(folder));
     return score + (found ? found[1] : 0);
   },

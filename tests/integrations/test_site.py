@@ -10,6 +10,8 @@ from pathlib import Path
 import gem_client
 import gem_client.torch
 import pytest
+from kit.locks import refusing
+from telemetry.browser import BROWSER, NAMES, Browser
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,3 +43,25 @@ def test_the_api_has_every_public_name(site: Path) -> None:
     page = (site / "docs" / "api.html").read_text(encoding="utf-8")
     names = [f"{module.__name__}.{name}" for module in (gem_client, gem_client.torch) for name in module.__all__]
     assert [name for name in names if f'id="{name}"' not in page] == []
+
+
+@pytest.mark.skipif(BROWSER is None, reason=f"needs a Chromium: none of {', '.join(NAMES)} is installed")
+@pytest.mark.parametrize("word", ["resume", "checkpoint", "staleness"])
+def test_the_search_shows_guides_before_reports_and_those_before_decisions(site: Path, tmp_path: Path, word: str) -> None:
+    browser = Browser(tmp_path)
+    try:
+        browser.open(f"{(site / 'search.html').as_uri()}?q={word}", 1440)
+        browser.until("/matching the search query/.test(document.querySelector('.search-summary')?.textContent)")
+        found = json.loads(
+            browser.look("JSON.stringify([...document.querySelectorAll('ul.search li > a')].map(a => a.pathname))")
+        )
+    finally:
+        browser.close()
+    place = {kind: [at for at, page in enumerate(found) if f"/{kind}/" in page] for kind in ("guides", "results", "decisions")}
+    assert max(place["guides"]) < min(place["results"] + place["decisions"])
+    assert max(place["results"], default=0) < min(place["decisions"])
+
+
+@pytest.mark.parametrize("lock", ["requirements-docs.lock", "requirements-integrations.lock"])
+def test_every_pinned_package_accepts_the_oldest_python_that_is_promised(lock: str) -> None:
+    assert refusing(lock) == []
