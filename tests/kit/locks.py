@@ -32,5 +32,5 @@ def refusing(lock: str) -> list[str]:
     Raises:
         PackageNotFoundError: A package of the lock is not installed.
     """
-    asked = {name: importlib.metadata.metadata(name).get("Requires-Python", "") for name in pins(lock)}
+    asked = {name: str(importlib.metadata.metadata(name).json.get("requires_python", "")) for name in pins(lock)}
     return [f"{name} needs {python}" for name, python in asked.items() if oldest_python() not in SpecifierSet(python)]
