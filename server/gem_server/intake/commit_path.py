@@ -213,9 +213,9 @@ class CommitPath:
         if isinstance(error, Draining | Overloaded):
             return  # nothing is wrong with the commit: the worker sends it again
         self.core.outcomes[Outcome.REJECTED] += 1
-        lease = self.core.leases.live.get(header.lease_id)
-        worker = lease.worker if lease else None
-        self.progress.count_rejected(worker, type(error).__name__)
+        leases = self.core.leases
+        worker = leases.worker_of(header.lease_id)
+        self.progress.count_rejected(worker if header.lease_id in leases.live else None, type(error).__name__)
         self.logger.warning(
-            "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
+            "commit rejected", worker=worker or "unknown", sequence=header.sequence, error=type(error).__name__, why=str(error)
         )
