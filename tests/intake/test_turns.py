@@ -294,9 +294,8 @@ def test_a_lease_that_ends_during_its_slow_transfer_is_not_remembered() -> None:
 def test_slow_transfers_that_wait_hold_up_no_others_nor_others_them() -> None:
     loop: Any = Clock()
     refused: set[str] = {"slow"}
-    queue = Turns[object](
-        lambda turn: None if turn.client in refused else object(), lambda given: None, loop, lambda: loop.now, lambda: 2, small=0
-    )  # fmt: skip
+    give = lambda turn: None if turn.client in refused else object()  # noqa: E731
+    queue = Turns[object](give, lambda given: None, loop, lambda: loop.now, lambda: 2, small=0)
     queue._slow = {"slow", "slow too"}
     slow, first, second = (queue.begin(client, NBYTES) for client in ("slow", "first", "second"))
     assert [isinstance(each, PlainFuture) for each in (slow, first, second)] == [True, False, True]

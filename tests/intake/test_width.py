@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from gem_server.intake.width import JUDGED, REST, Width
@@ -55,8 +56,8 @@ def test_one_less_may_be_a_tenth_slower(kept: bool, rate: float) -> None:
 def test_after_a_try_that_failed_the_next_one_rests() -> None:
     width = Width(now=2)
     tried = after(width, 4 * REST, lambda now: 100.0 if now == 2 else 1.0)
-    changes = [at for at, (before, now) in enumerate(zip(tried, tried[1:], strict=False)) if before == 2 != now]
-    assert all(later - earlier >= REST for earlier, later in zip(changes, changes[1:], strict=False))
+    changes = [at for at, (before, now) in enumerate(pairwise(tried)) if before == 2 != now]
+    assert all(later - earlier >= REST for earlier, later in pairwise(changes))
     assert len(changes) >= 3
 
 
