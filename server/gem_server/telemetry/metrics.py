@@ -48,7 +48,7 @@ class Metrics(Collector):
         wall: Converts monotonic seconds to Unix seconds.
         lane: Whether workers on other machines can commit on a lane.
         certificate_ends: Returns the Unix time at which each certificate in use ends, by setting; called at each scrape.
-        waiting_for_memory: Returns the number of gradients that can't begin to arrive for lack of memory; called at each scrape.
+        waiting_for_memory: Returns how many gradients can't begin to arrive for lack of memory; called at each scrape.
     """
 
     def __init__(
