@@ -236,7 +236,7 @@ def test_a_lease_that_ends_while_its_gradient_arrives_or_waits_is_not_remembered
     world.now += STALLED
     world.uploads.pass_over()
     assert world.uploads.to_end() is None  # its memory is free soon anyway
-    world.uploads.give_up(waiting)
+    world.uploads.give_up(waiting)  # type: ignore[arg-type]
     world.uploads.end(upload)
     assert (world.uploads._slow, world.uploads._places, world.uploads._arriving) == (set(), {}, {})
 

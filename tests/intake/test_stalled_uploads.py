@@ -140,7 +140,7 @@ class Stuck:
             assert self.go.wait(DEADLINE)
             yield piece[260:]
 
-    def frames(self, packed: Vector, opening: bytes) -> Iterator[bytes]:
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
         return framed(self.pieces(packed), opening)
 
     def applied(self) -> None:
