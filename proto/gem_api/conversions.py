@@ -145,15 +145,13 @@ def encode_difference(theta, held, elements, out):  # type: ignore[no-untyped-de
             difference[i] = min(max(step, -_MAX), _MAX)
         largest = _largest(difference)
         quanta = out[at + 4 : at + 4 + size].view(int8)
+        scale, inverse = float32(0), float32(0)
         if largest >= _SMALLEST:
             scale, inverse = largest / float32(127), float32(127) / largest
-            for i in range(size):
-                quantum = int32(np.rint(difference[i] * inverse))
-                quanta[i] = int8(quantum)
-                known[i] = known[i] + scale * float32(quantum)  # as `add_blocks` does
-        else:
-            scale = float32(0)
-            quanta[:] = 0
+        for i in range(size):
+            quantum = int32(np.rint(difference[i] * inverse))
+            quanta[i] = int8(quantum)
+            known[i] = known[i] + scale * float32(quantum)  # as `add_blocks` does: also +0, which makes +0 of -0
         _write_scale(scale, out, at)
         at += 4 + size
 

@@ -95,6 +95,7 @@ class Parts:
         self.metrics = Metrics(
             self.registry, core, self.progress, self.traffic, self._queue_length, unix,
             lane=bool(listener.port), certificate_ends=certificates.ends if certificates else dict,
+            waiting_for_memory=lambda: self.uploads.waiting_for_memory,
         )  # fmt: skip
         self.traces = Traces(core, clock, unix)
         observers = [self.progress.applied, self.metrics.applied, self.traces.applied]
@@ -114,7 +115,7 @@ class Parts:
         durability = self.group_commit or Unlogged()
         loop, workers = running_loop(), lambda: len(core.leases.live)
         self.uploads = Uploads(core.memory, loop, clock, workers, durability.hurry)
-        self.replies = Turns[object](lambda slow: object(), lambda turn: None, loop, clock, workers)
+        self.replies = Turns[object](lambda turn: object(), lambda given: None, loop, clock, workers)
         self.view = RunView(
             core, self.progress, clock, self.history.earlier if self.history else None,
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,

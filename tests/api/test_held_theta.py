@@ -84,3 +84,14 @@ def test_no_difference_is_too_large_and_none_too_small() -> None:
             assert np.isfinite(received).all()
             assert received.tobytes() == server.theta.tobytes()
         np.testing.assert_allclose(received, value, rtol=1e-6, atol=1e-35)
+
+
+@pytest.mark.parametrize("moves", [0.0, 1.0, 1e-38], ids=["nothing", "its block", "less than a scale can say"])
+def test_both_sides_keep_the_same_zero(moves: float) -> None:
+    """The worker adds +0 to an element that does not move, which makes +0 of -0."""
+    server, worker = HeldTheta(2 * BLOCK), HeldTheta(2 * BLOCK)
+    theta = np.where(np.arange(2 * BLOCK) % 3 == 0, -0.0, 1.0).astype(np.float32)
+    for number in range(1, 4):
+        transfer(server, worker, theta, number, is_difference=number > 1)
+        assert worker.theta.tobytes() == server.theta.tobytes()
+        theta[BLOCK + 1] += np.float32(moves)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
-from gem_api.errors import Draining, LeaseEnded
+from gem_api.errors import Draining, LeaseEnded, Overloaded
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32
@@ -25,7 +26,7 @@ TOKEN = bytes(16)
 SIZE = 4_000_000  # parameters: more than any buffer between the two takes
 
 
-def reason(code: Literal["DRAINING", "LEASE_ENDED"]) -> bytes:
+def reason(code: Literal["DRAINING", "LEASE_ENDED", "OVERLOADED"]) -> bytes:
     """The server's last message."""
     error = lane_pb2.LaneError(code=f"ERROR_CODE_{code}", message="why")
     return message(ERROR, error.SerializeToString())
@@ -89,11 +90,42 @@ def test_a_lane_that_is_reset_in_the_middle_of_a_gradient_says_why(ends: tuple[s
         server.close()  # with bytes that are unread
 
     serving = in_background(serve)
+    with pytest.raises(LeaseEnded):
+        exchange(client)
+    serving.result(DEADLINE)
+
+
+@pytest.mark.parametrize("ends", ["tcp"], indirect=True)  # TLS says nothing of what comes before all is sent
+def test_a_client_that_is_refused_in_the_middle_of_a_gradient_sends_no_more_of_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    client, server = ends
+    told = threading.Event()
+
+    def serve() -> int:
+        read(server, len(message(1, lane_pb2.LaneHello(token=TOKEN).SerializeToString())))
+        server.sendall(message(WELCOME, b""))
+        received = len(server.recv(1 << 16))
+        server.sendall(reason("OVERLOADED"))
+        told.wait(DEADLINE)
+        while data := server.recv(1 << 20):
+            received += len(data)
+        return received
+
+    serving = in_background(serve)
+    with pytest.raises(Overloaded):
+        exchange(client)
+    told.set()
+    assert serving.result(DEADLINE) < 4 * SIZE
+
+
+def exchange(client: socket.socket) -> None:
+    """Opens a lane on a connection, and sends a commit."""
     lane = Lane(client, TOKEN)
     lane.wait_at_most(DEADLINE)
     gradient, theta = np.ones(SIZE, np.float32), np.empty(SIZE, np.float32)
     pieces = (gradient[at : at + (1 << 18)].view(np.uint8) for at in range(0, SIZE, 1 << 18))
-    with pytest.raises(LeaseEnded):
+    try:
         lane.exchange(pb.CommitHeader(lease_id="lease", sequence=1), gradient.nbytes, pieces, theta, lambda _: FLOAT32)
-    serving.result(DEADLINE)
-    lane.close()
+    finally:
+        lane.close()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gem_api.held_theta import HeldTheta
 from gem_api.v1 import lane_pb2
 from gem_api.wire import FLOAT32
+from gem_server.event_loop import Lent
+from gem_server.intake.calls import PeerLeft
 from gem_server.lane import lane as lane_module
-from gem_server.lane.commits import take_over
+from gem_server.lane.commits import _Lane, take_over
 from gem_server.lane.connection import HELLO_SECONDS, TURN_BYTES, Connection
 from gem_server.lane.reactor import Wait
 from gem_server.telemetry.progress import Traffic
@@ -115,3 +120,72 @@ def test_a_long_message_leaves_others_their_turn() -> None:
 
 def test_a_long_gradient_in_shared_memory_leaves_others_their_turn() -> None:
     assert turns(take_over(LONG, LONG, lambda piece: None)) == 3
+
+
+# -- a lane that a newer call has stopped
+
+
+class Woken:
+    """Stands for what the reactor knows of a connection."""
+
+    give_up_at = None
+
+    def wake(self) -> None: ...
+
+
+@pytest.fixture
+def stoppable() -> Iterator[Connection]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        connection = Connection(ours, Traffic(), lambda: 0.0)
+        connection.served = Woken()  # type: ignore[assignment]
+        yield connection
+
+
+def test_a_lane_that_is_stopped_when_its_turn_comes_does_not_take_it(stoppable: Connection) -> None:
+    turn: Any = Future()
+    waiting = stoppable.done(turn)
+    next(waiting)
+    turn.set_result("turn")
+    stoppable.stop()
+    with pytest.raises(PeerLeft):
+        next(waiting)
+
+
+def test_a_lane_that_is_stopped_before_it_holds_the_lock_again_does_not_take_its_turn_either(stoppable: Connection) -> None:
+    class NewerCallFirst(Lent):
+        def __exit__(self, *exception: object) -> None:
+            super().__exit__(*exception)
+            stoppable.stop()
+
+    lock = threading.Lock()
+    turn: Any = Future()
+    turn.set_result("turn")
+    with lock, pytest.raises(PeerLeft):
+        next(_Lane(stoppable, None, NewerCallFirst(lock)).wait(turn))
+
+
+@pytest.mark.parametrize("is_difference", [False, True], ids=["whole", "difference"])
+def test_a_stopped_lane_changes_nothing_of_what_its_worker_is_known_to_hold(is_difference: bool, stoppable: Connection) -> None:
+    held = HeldTheta(600)
+    held.sequence = 4
+    older, newer = held.form(5, is_difference), held.form(5, True)  # two calls of a lease that repeat a commit
+    stoppable.stop()
+    with pytest.raises(PeerLeft):
+        list(stoppable.send_theta(b"header", np.ones(600, np.float32), older))
+    assert held.sequence == 4
+    assert not held.theta.any()
+    assert any(piece.any() for piece in newer.pieces(np.ones(600, np.float32)))
+
+
+def test_a_lane_that_is_stopped_while_it_sends_theta_leaves_it_as_incomplete(stoppable: Connection) -> None:
+    """What a newer call then sends is whole."""
+    held = HeldTheta(3_000_000)
+    held.sequence = 4
+    sending = stoppable.send_theta(b"header", np.ones(held.theta.size, np.float32), held.form(5, True))
+    assert next(sending) is Wait.WRITE
+    stoppable.stop()
+    with pytest.raises(PeerLeft):
+        list(sending)
+    assert held.sequence == 0

@@ -74,8 +74,9 @@ def watched(layout: Layout = SMALL, **settings: Any) -> Watched:
     registry, progress, traffic = CollectorRegistry(), Progress(started=0.0), Traffic()
     ends = {"tls_cert": 2e9, "tls_client_ca": 3e9}
     metrics = Metrics(
-        registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True, certificate_ends=lambda: ends
-    )
+        registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True, certificate_ends=lambda: ends,
+        waiting_for_memory=lambda: 5,
+    )  # fmt: skip
     WireMetrics(registry, lambda: 0.0)
     RpcMetrics(registry, lambda: 0.0).failed("Commit", "NonFiniteGradient")
     watch = Watched(core, progress, traffic, registry, metrics)
@@ -171,7 +172,8 @@ def test_gauges_say_what_is_so_when_they_are_asked() -> None:
     expected = {
         "gem_central_version": 1, "gem_active_workers": 2, "gem_commit_queue_length": 3, "gem_received_bytes_total": 11,
         "gem_sent_bytes_total": 22, "gem_memory_bytes": watch.core.memory.held, "gem_memory_limit_bytes": 10**9,
-        "gem_worker_memory_bytes": 4 * 9 * 2, "gem_epoch": 0, "gem_samples_committed_total": 64,
+        "gem_worker_memory_bytes": 4 * 9 * 2, "gem_uploads_waiting_for_memory": 5,
+        "gem_epoch": 0, "gem_samples_committed_total": 64,
         "gem_checkpoint_version": 7, "gem_checkpoint_timestamp_seconds": 1e9 + 50,
         "gem_evaluation_version": 5, "gem_evaluation_timestamp_seconds": 1e9 + 60,
     }  # fmt: skip

@@ -189,6 +189,14 @@ class Lane:
         while view:
             piece = view[:_ENCRYPTED_BYTES] if self._encrypted else view
             view = view[self._patiently(self._sock.send, piece) :]
+            if view:
+                self._require_silence()
+
+    def _require_silence(self) -> None:
+        """Raises ConnectionAbortedError if the server has said something before all was sent: it wants no more. TLS does not
+        tell its own messages from that."""
+        if not self._encrypted and _readable(self._sock):
+            raise ConnectionAbortedError
 
     def _patiently(self, call: Callable[..., int], *arguments: Any) -> int:
         """Makes a call of the socket, again and again while it times out and the lane is alive. Returns the bytes moved."""
@@ -199,6 +207,8 @@ class Lane:
             except (TimeoutError, BlockingIOError) as error:
                 if self._pulse is None or error.errno == errno.ETIMEDOUT:  # the system's own limit
                     raise
+                if call != self._sock.recv_into:
+                    self._require_silence()
                 self._pulse.look(again)
                 again = True
 

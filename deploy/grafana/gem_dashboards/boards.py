@@ -336,8 +336,11 @@ SERVER = Dashboard(
         Panel(
             "Queue",
             "Commits that wait or are being applied. Good: mostly 0 or 1. Near the number of workers: the server is saturated. "
-            "Of several servers: the longest queue.",
-            (Query(f"max({all_of('gem_commit_queue_length')})", "commits"),),
+            "Of several servers: the longest queue. Gradients that wait for memory. Good: 0; else memory_limit is too small.",
+            (
+                Query(f"max({all_of('gem_commit_queue_length')})", "commits"),
+                Query(f"max({all_of('gem_uploads_waiting_for_memory')})", "gradients that wait for memory"),
+            ),
         ),
         Panel(
             "Share of time spent applying",

@@ -154,7 +154,7 @@ class LeaseTable:
     ended: dict[EndReason, int] = field(default_factory=dict)
     pace: Pace = field(init=False)
     _looked_at: float | None = None
-    _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
+    _reasons: OrderedDict[str, tuple[EndReason, str]] = field(default_factory=OrderedDict)  # with the worker's name
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.duration)
@@ -187,6 +187,11 @@ class LeaseTable:
         lease = self.live.get(lease_id)
         return lease.owner if lease is not None else None
 
+    def worker_of(self, lease_id: str) -> str | None:
+        """The name of the worker whose lease it is, or was not long ago; None if that is not known."""
+        lease = self.live.get(lease_id)
+        return lease.worker if lease is not None else self._reasons.get(lease_id, (None, None))[1]
+
     def get(self, lease_id: str) -> Lease:
         """The live lease of that id. Raises LeaseEnded, with the reason if it is known."""
         lease = self.live.get(lease_id)
@@ -197,7 +202,8 @@ class LeaseTable:
 
     def require_not_ended(self, lease_id: str) -> None:
         """Raises LeaseEnded, with the reason, if a lease of that id is known to have ended."""
-        if (reason := self._reasons.get(lease_id)) is not None:
+        if lease_id in self._reasons:
+            reason, _ = self._reasons[lease_id]
             raise LeaseEnded(f"the lease has ended ({reason}): register again", reason)
 
     def renew(self, lease_id: str, now: float) -> Lease:
@@ -242,7 +248,7 @@ class LeaseTable:
         lease.counted, lease.counted_by_reference = 0, False
         self.pace.end(lease.lease_id, stalled=reason is EndReason.STALLED)
         self.ended[reason] = self.ended.get(reason, 0) + 1
-        self._reasons[lease.lease_id] = reason
+        self._reasons[lease.lease_id] = reason, lease.worker
         if len(self._reasons) > _REMEMBERED_ENDS:
             self._reasons.popitem(last=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -119,6 +120,14 @@ class Memory:
     def usual_uploads(self) -> int:
         """Bytes where gradients arrive, without those of slow clients."""
         return self._usual_uploads(self.central.size, len(self.leases.live) - self.leases.by_reference)
+
+    @property
+    def most_uploads(self) -> int:
+        """How many gradients may arrive in memory of their own at the same time, as far as the limit has room at present."""
+        if not self.limit:
+            return sys.maxsize
+        room = max(0, self.limit - self.held)
+        return (max(self.uploads, self.usual_uploads) + room) // (self.central.size * FLOAT_BYTES)
 
     def give_back(self, upload: Vector) -> None:
         """Stops counting memory of `take_upload`, which nobody may use any more."""

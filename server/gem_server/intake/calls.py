@@ -133,6 +133,12 @@ class Calls:
     def end_exchange(self, call: Call) -> None:
         call.exchanging = call.answering = False
 
+    def stop_exchange(self, lease_id: str, error: GemError) -> None:
+        """Ends the call that uses the lease's buffers now."""
+        for call in self._by_lease.get(lease_id, ()):
+            if call.exchanging:
+                call.end(error)
+
     def end_lease(self, lease_id: str, error: GemError, spared: Call | None) -> None:
         """Ends every call of a lease except `spared`."""
         for call in self._by_lease.get(lease_id, set()) - {spared}:

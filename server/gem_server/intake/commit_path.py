@@ -5,6 +5,7 @@ Every method runs under the event loop's lock: on its thread, or on one of the l
 
 from __future__ import annotations
 
+import math
 from asyncio import Future
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.traces import Traces
 from gem_server.telemetry.wire_metrics import WireMetrics
 
+SHORT_SECONDS = 2.0  # that a gradient waits for memory before the log says so,
+REMIND_SECONDS = 60.0  # and between two such lines
 DRAINING = "the server is shutting down: try again once it has restarted"
 Reply = pb.CommitResult | Future[Any]  # of a commit: its result, or what to wait for before asking again
 
@@ -69,6 +72,7 @@ class CommitPath:
     traces: Traces
     clock: Callable[[], float]
     logger: Logger
+    _said_short: float = -math.inf  # when the log last said that memory is short
 
     def admit(self, call: Call, header: Header) -> tuple[Admission, Lease]:
         """Decides whether a commit's gradient should be received. Raises Draining, or as `Core.admit`."""
@@ -88,9 +92,24 @@ class CommitPath:
         return self.uploads.begin(lease.lease_id, FLOAT32.nbytes(self.core.central.size), call.nearby)
 
     def pass_over(self) -> None:
-        """Ends the turns of slow clients. Call it often."""
+        """Ends the turns of slow clients, and the upload of one if another waits for its memory. Call it often."""
+        now, waited = self.clock(), self.uploads.longest_wait
+        if waited >= SHORT_SECONDS and now - self._said_short >= REMIND_SECONDS:
+            self._said_short = now
+            self.logger.warning(
+                "gradients wait for memory: raise memory_limit, or see which workers are slow",
+                waiting=self.uploads.waiting_for_memory, seconds=round(waited, 1), limit=self.core.memory.limit,
+            )  # fmt: skip
         self.uploads.pass_over()
         self.replies.pass_over()
+        lease_id = self.uploads.to_end()
+        if lease_id is not None:
+            self.logger.warning(
+                "a slow upload was ended: others wait for its memory; the worker repeats it",
+                worker=self.core.leases.live[lease_id].worker,
+            )  # fmt: skip
+            why = "this gradient arrives slowly and others wait for its memory: send it again"
+            self.calls.stop_exchange(lease_id, Overloaded(why))
 
     def renew(self, lease_id: str) -> None:
         """Notes a sign of life. Raises LeaseEnded."""
@@ -194,9 +213,9 @@ class CommitPath:
         if isinstance(error, Draining | Overloaded):
             return  # nothing is wrong with the commit: the worker sends it again
         self.core.outcomes[Outcome.REJECTED] += 1
-        lease = self.core.leases.live.get(header.lease_id)
-        worker = lease.worker if lease else None
-        self.progress.count_rejected(worker, type(error).__name__)
+        leases = self.core.leases
+        worker = leases.worker_of(header.lease_id)
+        self.progress.count_rejected(worker if header.lease_id in leases.live else None, type(error).__name__)
         self.logger.warning(
-            "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
+            "commit rejected", worker=worker or "unknown", sequence=header.sequence, error=type(error).__name__, why=str(error)
         )

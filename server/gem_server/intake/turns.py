@@ -10,6 +10,7 @@ others' from their beginning, until one is fast again.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,24 +32,35 @@ _REMEMBERED = 16  # turns
 
 
 @dataclass(eq=False)
-class _Turn:
-    """A transfer under way, or one that waits since it was asked for."""
+class Turn:
+    """A transfer under way, or one that waits.
+
+    Attributes:
+        client: Whose it is; empty once the client has left.
+        nbytes: Its bytes.
+        alone: Whether it goes with few others, not beside all.
+        began: When it began, or was asked for.
+        place: When it was asked for first. Those that wait begin in this order.
+        slow: Whether it is slow, or its client's last one was.
+        together: How many had a turn when it began, with it.
+        width: How many might have had one.
+    """
 
     client: str
     nbytes: int
     alone: bool
     began: float
+    place: float
     slow: bool = False
-    together: int = 1  # how many had a turn when it began, with it,
-    width: int = 1  # and how many might have one
+    together: int = 1
+    width: int = 1
 
 
 class Turns(Generic[T]):
     """The turns of one direction. Its methods are called under the event loop's lock.
 
     Args:
-        give: Returns what a transfer needs, an object of its own, or None if it has to wait for that. Its argument is how many
-            slow transfers are under way. May raise Overloaded.
+        give: Returns what a transfer needs, an object of its own, or None if it has to wait for that. May raise Overloaded.
         take_back: Takes it back from a transfer that nobody begins.
         loop: Makes the futures that calls wait for.
         clock: Returns monotonic seconds.
@@ -59,7 +71,7 @@ class Turns(Generic[T]):
 
     def __init__(
         self,
-        give: Callable[[int], T | None],
+        give: Callable[[Turn], T | None],
         take_back: Callable[[T], None],
         loop: AbstractEventLoop,
         clock: Callable[[], float],
@@ -74,21 +86,26 @@ class Turns(Generic[T]):
         self._workers = workers
         self._hurry = hurry
         self._small = small
-        self._turns: dict[T, _Turn] = {}
-        self._waiting: deque[tuple[Future[T], _Turn]] = deque()
+        self._turns: dict[T, Turn] = {}
+        self._waiting: deque[tuple[Future[T], Turn]] = deque()
         self._paces: deque[float] = deque(maxlen=_REMEMBERED)  # of the last turns, in seconds a byte
         self._slow: set[str] = set()
+        self._places: dict[str, float] = {}  # of clients that were told to ask again
         self._width = Width()
 
     def begin(self, client: str, nbytes: int, nearby: bool = False) -> T | Future[T]:
         """What a client's transfer of so many bytes needs, or what to wait for before. Call `end` with it once the transfer is
         over, or nearly. A client that is `nearby`, on this machine, takes nothing from the network. Raises Overloaded."""
-        slow = client in self._slow
-        turn = _Turn(client, nbytes, nbytes > self._small and not nearby and not slow, self._clock(), slow)
-        if (not self._waiting or slow) and (given := self._give_to(turn)) is not None:
+        slow, now = client in self._slow, self._clock()
+        alone = nbytes > self._small and not nearby and not slow
+        turn = Turn(client, nbytes, alone, now, self._places.pop(client, now), slow)
+        if not self._waiting and (given := self._give_to(turn)) is not None:
             return given
         due: Future[T] = self._loop.create_future()
-        self._waiting.append((due, turn))
+        insort(self._waiting, (due, turn), key=lambda waiting: waiting[1].place)
+        self.serve()
+        if due.done():
+            return due.result()
         self._hurry()
         return due
 
@@ -113,12 +130,15 @@ class Turns(Generic[T]):
             nonlocal left
             before, left = left, left - size
             if before > 0 >= left:
-                self._loop.call_soon_threadsafe(self.end, given)
+                self._loop.call_soon_threadsafe(self._end_turn, given)
 
         return count
 
     def end(self, given: T) -> None:
         """Ends a turn, if it has not ended."""
+        self._end_turn(given)
+
+    def _end_turn(self, given: T) -> None:
         turn = self._turns.pop(given, None)
         if turn is None:
             return
@@ -126,10 +146,10 @@ class Turns(Generic[T]):
         if turn.alone:
             self._paces.append(took / turn.nbytes)
             self._width.ended(turn.width, turn.together, self._paces[-1])
-        if took > self._limit(turn):
-            self._slow.add(turn.client)
-        else:
+        if took <= self._limit(turn.nbytes):
             self._slow.discard(turn.client)
+        elif turn.client:
+            self._slow.add(turn.client)
         self.serve()
 
     def pass_over(self) -> None:
@@ -137,42 +157,52 @@ class Turns(Generic[T]):
         if not self._waiting:
             return
         now = self._clock()
-        overdue = now - self._waiting[0][1].began > LONGEST
+        overdue = now - min(turn.began for _, turn in self._waiting) > LONGEST
         for turn in self._turns.values():
-            turn.slow = turn.slow or overdue or now - turn.began > self._limit(turn)
+            turn.slow = turn.slow or overdue or now - turn.began > self._limit(turn.nbytes)
         self.serve()
 
     def forget(self, client: str) -> None:
-        """Call this when a client has left."""
+        """Call this when a client has left. A transfer of it that still ends is not remembered."""
         self._slow.discard(client)
+        self._places.pop(client, None)
+        for turn in (*self._turns.values(), *(turn for _, turn in self._waiting)):
+            if turn.client == client:
+                turn.client = ""
 
     def serve(self) -> None:
-        """Begins the transfers whose turn it is. Call it when `give` may have something again."""
-        while self._waiting:
-            due, turn = self._waiting[0]
+        """Begins the transfers whose turn it is. Call it when `give` may have something again. Slow ones that have to wait hold
+        up no others, nor do others hold up them."""
+        stuck: set[bool] = set()
+        for waiting in tuple(self._waiting):
+            due, turn = waiting
+            if turn.slow in stuck:
+                continue
             try:
                 given = self._give_to(turn)
             except Overloaded as error:
-                self._waiting.popleft()[0].set_exception(error)
+                self._waiting.remove(waiting)
+                due.set_exception(error)
                 continue
             if given is None:
-                return
-            self._waiting.popleft()
-            due.set_result(given)
+                stuck.add(turn.slow)
+            else:
+                self._waiting.remove(waiting)
+                due.set_result(given)
 
-    def _limit(self, turn: _Turn) -> float:
-        """Seconds after which a transfer is slow."""
-        paced = turn.nbytes > self._small and self._paces
-        return PATIENCE * min(self._paces) * turn.nbytes + GRACE if paced else FIRST
+    def _limit(self, nbytes: int) -> float:
+        """Seconds after which a transfer of `nbytes` is slow."""
+        paced = nbytes > self._small and self._paces
+        return PATIENCE * min(self._paces) * nbytes + GRACE if paced else FIRST
 
-    def _give_to(self, turn: _Turn) -> T | None:
+    def _give_to(self, turn: Turn) -> T | None:
         """What a transfer needs, if it may begin; None if it has to wait."""
         have_one = sum(other.alone and not other.slow for other in self._turns.values())
         if turn.alone:
             width = self._width.at_least(max(1, IN_FLIGHT // turn.nbytes))
             if have_one >= max(1, min(width, self._workers() // 2)):
                 return None
-        given = self._give(turn.slow + sum(other.slow for other in self._turns.values()))
+        given = self._give(turn)
         if given is not None:
             turn.began, turn.together, turn.width = self._clock(), have_one + 1, self._width.now
             self._turns[given] = turn

@@ -199,7 +199,9 @@ class _Lane:
     @coroutine
     def wait(self, future: Future[Any]) -> Generator[Any, None, Any]:
         with self.lent:
-            return (yield from self.connection.done(future))
+            yield from self.connection.done(future)
+        self.connection.require_going_on()  # a newer call may have held the lock meanwhile
+        return future.result()
 
     @coroutine
     def send(self, result: pb.CommitResult, theta: Vector, form: ThetaFormat) -> Waits[None]:

@@ -23,6 +23,7 @@ from gem_server.lane.reactor import QUIET_SECONDS, Served, Wait, shut_down
 from gem_server.telemetry.progress import Traffic
 
 T = TypeVar("T")
+P = TypeVar("P")
 Waits = Generator[Wait, None, T]
 HELLO_SECONDS = 10.0  # from the connection to its complete first message
 PATIENCE_SECONDS = 60.0  # without progress in the middle of a message
@@ -75,8 +76,7 @@ class Connection:
         """Receives at least so many bytes, and returns how many. Raises PeerLeft."""
         receive, received = self._sock.recv_into, 0
         while received < least:
-            if self._stopped:
-                raise PeerLeft
+            self.require_going_on()
             before, wait = received, None
             try:
                 # TLS hands out one record in a call, 16 KiB at most. So nothing else is done for each.
@@ -108,8 +108,7 @@ class Connection:
         while rest:
             try:
                 with self._sending:
-                    if self._stopped:
-                        raise PeerLeft
+                    self.require_going_on()
                     # TLS sends all that it is given before it returns: a slow peer would be taken for one that has stopped.
                     count = self._sock.send(rest[0][:_PIECE]) if self._encrypted else self._sock.sendmsg(rest)
             except BlockingIOError:
@@ -142,8 +141,7 @@ class Connection:
     def handshake(self) -> Waits[None]:
         """Completes the handshake of TLS. Raises PeerLeft if the client is refused."""
         while self._encrypted:
-            if self._stopped:
-                raise PeerLeft
+            self.require_going_on()
             try:
                 self._sock.do_handshake()  # type: ignore[attr-defined]
                 self._between = True
@@ -157,16 +155,22 @@ class Connection:
 
     def done(self, future: Future[T]) -> Generator[Future[T], None, T]:
         """Waits for a future and returns its result. Raises what the future raises, or PeerLeft if the lane is stopped."""
-        while not future.done():
-            if self._stopped:
-                raise PeerLeft
+        while True:
+            self.require_going_on()
+            if future.done():
+                return future.result()
             yield future
-        return future.result()
+
+    def require_going_on(self) -> None:
+        """Raises PeerLeft if the lane is stopped."""
+        if self._stopped:
+            raise PeerLeft
 
     # -- the end
 
     def stop(self) -> None:
-        """Has whoever serves it end with PeerLeft soon, from any thread. What is being sent may change from now on."""
+        """Has whoever serves it end with PeerLeft soon, from any thread. It changes nothing that it sends from now on, and what
+        it sends may be changed."""
         with self._sending:
             self._stopped = True
         self.served.wake()
@@ -302,7 +306,15 @@ class Connection:
         if form is FLOAT32:
             yield from self.write(start, bytes_of(theta))
             return
-        for piece in form.pieces(theta):
+        pieces = form.pieces(theta)
+        while (piece := self._next_of(pieces)) is not None:
             yield from self.write(start, piece.data)
             start, self._between = b"", False
         self._between = True
+
+    def _next_of(self, pieces: Iterator[P]) -> P | None:
+        """The next piece of θ. Making it may change what is known of the worker's θ, which a stopped lane must not. Raises
+        PeerLeft."""
+        with self._sending:
+            self.require_going_on()
+            return next(pieces, None)

@@ -48,6 +48,7 @@ class Metrics(Collector):
         wall: Converts monotonic seconds to Unix seconds.
         lane: Whether workers on other machines can commit on a lane.
         certificate_ends: Returns the Unix time at which each certificate in use ends, by setting; called at each scrape.
+        waiting_for_memory: Returns how many gradients can't begin to arrive for lack of memory; called at each scrape.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Metrics(Collector):
         wall: Callable[[float], float],
         lane: bool = False,
         certificate_ends: Callable[[], dict[str, float]] = dict,
+        waiting_for_memory: Callable[[], int] = lambda: 0,
     ) -> None:
         self._core = core
         self._progress = progress
@@ -68,6 +70,7 @@ class Metrics(Collector):
         self._wall = wall
         self._lane = lane
         self._certificate_ends = certificate_ends
+        self._waiting_for_memory = waiting_for_memory
         self._pi = PiHistogram()
         self._versions = {"version": __version__, "python": python_version(), **{name: version(name) for name in _PACKAGES}}
         self._staleness = Histogram(
@@ -158,6 +161,8 @@ class Metrics(Collector):
         yield _gauge("gem_memory_bytes", "Bytes held for θ, copies of it and the workers' buffers.", memory.held)
         yield _gauge("gem_memory_limit_bytes", "Maximum bytes that may be held (memory_limit); 0: no limit.", memory.limit)
         yield _gauge("gem_worker_memory_bytes", "Maximum bytes held for one worker.", memory.most_for_worker)
+        help_ = "Gradients that can't begin to arrive because all memory for them is in use."
+        yield _gauge("gem_uploads_waiting_for_memory", help_, self._waiting_for_memory())
 
     def _data(self) -> Iterator[Metric]:
         ledger = self._core.ledger

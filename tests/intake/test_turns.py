@@ -277,3 +277,29 @@ def test_a_run_has_a_buffer_for_each_worker_if_they_are_small_and_four_if_they_a
     assert buffers_for(100, 100 << 20) == 4
     assert buffers_for(3, 100 << 20) == 3
     assert buffers_for(100, 1 << 10) == 100
+
+
+def test_a_lease_that_ends_during_its_slow_transfer_is_not_remembered() -> None:
+    """The call that is being ended ends its turn after its lease is forgotten."""
+    loop: Any = Clock()
+    queue = Turns[object](lambda turn: object(), lambda given: None, loop, lambda: loop.now, lambda: 9, small=0)
+    for number in range(3):
+        given = queue.begin(f"lease-{number}", NBYTES)
+        loop.now += FIRST + 1
+        queue.forget(f"lease-{number}")
+        queue.end(given)
+    assert queue._slow == set()
+
+
+def test_slow_transfers_that_wait_hold_up_no_others_nor_others_them() -> None:
+    loop: Any = Clock()
+    refused: set[str] = {"slow"}
+    give = lambda turn: None if turn.client in refused else object()  # noqa: E731
+    queue = Turns[object](give, lambda given: None, loop, lambda: loop.now, lambda: 2, small=0)
+    queue._slow = {"slow", "slow too"}
+    slow, first, second = (queue.begin(client, NBYTES) for client in ("slow", "first", "second"))
+    assert [isinstance(each, PlainFuture) for each in (slow, first, second)] == [True, False, True]
+    refused.clear()
+    assert not isinstance(queue.begin("slow too", NBYTES), PlainFuture)
+    assert isinstance(slow, PlainFuture)
+    assert slow.done()
