@@ -190,16 +190,15 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Median π of a commit",
-            f"{PI} Good: steady with an optimizer on the server, where it is at most 1; with SGD it may rise as training settles. The "
-            "more workers, the smaller; with dozens it may be 0.",
+            f"{PI} Good: steady with an optimizer on the server, where it is at most 1; with SGD it may rise as training "
+            "settles. The more workers, the smaller; with dozens it may be 0.",
             {"smoothed": (versions, curves.smoothed("pi_median", _SMOOTHED))},
         ),
         _picture(
             run,
             "Share of π at its bounds",
-            "Share of parameters with π = 0 and with π = π_max. Good: neither is near 100 %. If nearly all are at 0, commits have "
-            "no effect. The maximum is 1 with an optimizer: the whole step. With SGD it is 5, which many reach as gradients "
-            "shrink.",
+            "Share of parameters with π = 0 and with π = π_max. Good: not nearly all at 0, where commits have no effect. The "
+            "maximum is 1 with an optimizer, the whole step, and 5 with SGD, which many reach as gradients shrink.",
             {
                 "π = 0": (versions, curves.smoothed("pi_zero_ratio", _SMOOTHED)),
                 "π = π_max": (versions, curves.smoothed("pi_max_ratio", _SMOOTHED)),
@@ -209,8 +208,8 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Energy of proxy and central variable",
-            "Energy of one step of the proxy, and of what θ has moved since the gradient was computed; with an optimizer, of how "
-            "far θ is from where it was foreseen. Good: the two move together, and fall as training settles.",
+            "Energy of one step of the proxy, and of what θ has moved since the gradient was computed; with an optimizer, of "
+            "how far θ is from where it was foreseen. Good: the two move together, and fall as training settles.",
             {
                 "proxy": (versions, curves.smoothed("proxy_energy", _SMOOTHED)),
                 "central variable": (versions, curves.smoothed("central_energy", _SMOOTHED)),

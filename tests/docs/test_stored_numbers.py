@@ -51,9 +51,10 @@ def span(values: list[float]) -> str:
 
 def times_of_ddp() -> str:
     higher = ratios("noisy", "exponential", "mixed", "straggler", which=0)
+    vary = ratios("noisy", "exponential")
     return (
         f"takes {span(ratios('equal'))} of the time of DDP on all workers if they are equal, "
-        f"{span(ratios('noisy', 'exponential'))} if their times vary, {span(ratios('mixed'))} if half of them are slow, and with "
+        f"{span(vary)} if their times vary, {span(ratios('mixed'))} if half of them are slow, and with "
         f"8 and 16 workers {span(ratios('straggler'))} if one is; to the higher loss {span(ratios('equal', which=0))}, and "
         f"{span(higher)} otherwise"
     )
