@@ -66,7 +66,8 @@ class _Slow(click.ParamType[Slow]):
     "--durability",
     type=click.Choice(DURABILITIES),
     default="snapshot",
-    help="What survives a crash of the server, as for gem-server. memory: no checkpoints; log: no gradient stays in shared memory.",
+    help="What survives a crash of the server, as for gem-server. memory: no checkpoint; log: gradients need buffers even with "
+    "--shared-memory.",
 )
 @click.option("--servers", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
 @click.option("--rtt", type=Number(0, 1e6), default=0.0, help="Seconds from a worker to a server and back.")
