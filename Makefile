@@ -15,7 +15,7 @@ PROGRESS := awk '/^Collecting/ { printf "\r\033[K  %d packages, now %s", ++n, $$
 
 .PHONY: help train test test-all test-slow test-docker test-wheel release check format hooks proto dashboards chart docs wheel bench paper models versus chaos soak fuzz clean
 help:
-	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
+	@echo "make train   train the embedded digits with a server, AdamW on it, and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests that protect a change (3 minutes)"
 	@echo "make test-all   run these and the long ones: whole runs of processes, many seeds, examples, trainers, trackers, Ray, the Helm chart; with the share of lines that they run"
 	@echo "make check   lint, types (of the tests too), generated code in step"
@@ -65,7 +65,7 @@ $(INTEGRATIONS): requirements-integrations.lock $(DEV) $(DOCS)
 
 # Ctrl-C is no error: gem-train has saved the run by then.
 train: $(READY)
-	@$(BIN)/gem-train $(ARGS) || test $$? = 130
+	@$(BIN)/gem-train --optimizer adamw $(ARGS) || test $$? = 130
 
 # The tests that have no target of their own.
 ALL := not slow and not docker and not wheel and not release

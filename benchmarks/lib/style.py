@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gem_ctl.style import BLUE, COLOURS, GREY, ORANGE, RED, STYLE
 from matplotlib import colormaps, rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -70,7 +71,7 @@ def log_scale(axes: Axes, of: str = "y", base: float = 10) -> None:
     axis.set_minor_formatter("")
 
 
-def legend(figure: Figure, *others: Patch, columns: int = 3) -> None:
+def legend(figure: Figure, *others: Artist, columns: int = 3) -> None:
     """Names each line once, below the panels."""
     named: dict[str, Any] = {}
     for axes in figure.axes:

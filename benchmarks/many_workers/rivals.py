@@ -215,10 +215,11 @@ def table(known: Outcomes) -> str:
         same = [each for each in known if each.seed == CHOICE_SEED and _alike(each) == _alike(best)]
         tried = sorted({each.learning_rate for each in same})
         papers = [known[each] for each in same if each.learning_rate == 0.05]
+        at_an_end = best.learning_rate in (tried[0], tried[-1])
         order = "lockstep" if best.spread == LOCKSTEP else "random"
         rows.append([
             workers_of(best), order, label(best), f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
-            f"{best.learning_rate:g}" + f", `{best.rule_options}`" * bool(best.rule_options),
+            f"{best.learning_rate:g}" + " *" * at_an_end + f", `{best.rule_options}`" * bool(best.rule_options),
             _accuracies(_reported(known, best)), _accuracies(papers[:1]),
         ])  # fmt: skip
     return markdown.table(["Workers", "Order", "Rule", "Rates tried", "Best", "Test accuracy", "at the paper's 0.05"], rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.versus.outcome import Outcome
-from benchmarks.versus.plan import BASE, ONE_WORKER, QUICK_RATES, Case, Results, best_rate
+from benchmarks.versus.plan import BASE, ONE_WORKER, QUICK_RATES, RATE_PROFILE, Case, Results, best_rate
 
 SEEDS = 10  # more than anybody measures
 
@@ -37,8 +37,8 @@ class Cell:
 
 
 def tuned(case: Case, results: Results) -> float | None:
-    """The best rate; the given one if rates were not searched for."""
-    return best_rate(case, results) or QUICK_RATES.get(case.contender)
+    """The best rate; if rates were not searched for, the given one, else DDP's."""
+    return best_rate(case, results) or QUICK_RATES.get(case.contender) or best_rate(base_of(case), results)
 
 
 def one_workers(case: Case, results: Results) -> float | None:
@@ -64,6 +64,16 @@ def ratio(mine: Cell | None, base: Cell | None, which: int) -> float | None:
     if not reached or len(reached) < len(pairs):
         return None
     return sum(one for one, _ in reached) / sum(other for _, other in reached)
+
+
+def fast_alone(case: Case, profile: str, results: Results) -> Cell | None:
+    """The fast workers of a cluster alone, as far as they are measured: half of `mixed`, and of `straggler` one more than
+    there are."""
+    workers = {"mixed": case.workers // 2, "straggler": case.workers}.get(profile)
+    if workers is None:
+        return None
+    alone = Case(case.contender, case.model, workers)
+    return cell(alone, RATE_PROFILE, tuned(alone, results), results)
 
 
 def base_of(case: Case) -> Case:

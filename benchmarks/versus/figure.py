@@ -7,10 +7,11 @@ from pathlib import Path
 from gem_ctl.style import BLUE, GREY, ORANGE, TEAL, VIOLET
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from benchmarks.lib.style import legend, panels, save, styled
-from benchmarks.versus.analysis import Cell, cell, tuned
+from benchmarks.versus.analysis import Cell, cell, fast_alone, tuned
 from benchmarks.versus.contenders import contenders
 from benchmarks.versus.models import GOALS
 from benchmarks.versus.plan import WIDTHS, Case, Results
@@ -19,6 +20,10 @@ from benchmarks.versus.profiles import PROFILES
 NAME = "versus.png"
 _COLOURS = {"ddp": GREY, "local-sgd": ORANGE, "diloco": VIOLET, "torchft": TEAL, "gem": BLUE}
 _PALE = 0.3  # opacity
+_MARKS = (
+    Line2D([], [], color="black", marker="|", linestyle="", label="a seed that reached it"),
+    Line2D([], [], color="black", marker="D", markersize=4, linestyle="", label="the fast half of the workers alone"),
+)
 _WHOLE = 0.8  # of the distance between two groups, which their bars fill
 
 
@@ -49,7 +54,7 @@ def figure(results: Results, limit: float) -> Figure | None:
         axes.set_axis_off()
     names = [name for name in contenders() if any(name in _cells(*each, results) for each in shown)]
     patches = [Patch(color=_COLOURS[name], label=contenders()[name].label) for name in names]
-    legend(drawn, *patches, Patch(color=GREY, alpha=_PALE, label="pale: not reached under every seed"), columns=3)
+    legend(drawn, *patches, Patch(color=GREY, alpha=_PALE, label="pale: not reached under every seed"), *_MARKS, columns=3)
     return drawn
 
 
@@ -77,7 +82,11 @@ def _panel(axes: Axes, model: str, width: int, results: Results, limit: float) -
         measured = {name: of[profile] for name, of in cells.items() if profile in of}
         thick = _WHOLE / len(measured)
         for number, (name, each) in enumerate(measured.items()):
-            _bar(axes, place + (number - (len(measured) - 1) / 2) * thick, thick, each, _COLOURS[name], limit)
+            y = place + (number - (len(measured) - 1) / 2) * thick
+            _bar(axes, y, thick, each, _COLOURS[name], limit)
+            alone = fast_alone(Case(name, model, width), profile, results) if profile == "mixed" else None
+            if alone is not None and (mean := alone.mean(1)) is not None:
+                axes.plot(mean, y, "D", color="black", markersize=4)
     axes.set_yticks(range(len(profiles)), profiles)
     axes.set(title=f"{model}, {width} workers: loss {GOALS[model].losses[1]:g}", xlabel="time in units of a gradient")
     axes.set_xlim(0, 1.15 * limit)
@@ -86,10 +95,16 @@ def _panel(axes: Axes, model: str, width: int, results: Results, limit: float) -
 
 
 def _bar(axes: Axes, y: float, thick: float, of: Cell, colour: str, limit: float) -> None:
-    """A pale bar ends at the limit: not every seed has reached the loss by then."""
+    """A pale bar ends at the limit: not every seed has reached the loss by then. Those that have are marked."""
     mean, times = of.mean(1), of.times(1)
     axes.barh(y, limit if mean is None else mean, thick * 0.9, color=colour, alpha=_PALE if mean is None else 1.0)
     if mean is not None:
         axes.errorbar(mean, y, xerr=[[mean - min(times)], [max(times) - mean]], color="black", capsize=2, linewidth=1)
-    text, end = (f" > {limit:g}", limit) if mean is None else (f" {mean:.0f}", max(times))
+    else:
+        axes.plot(times, [y] * len(times), "|", color="black", markersize=7)
+    text, end = (
+        (f" {len(times)} of {len(of.outcomes)}" if times else f" > {limit:g}", limit)
+        if mean is None
+        else (f" {mean:.0f}", max(times))
+    )
     axes.text(end, y, text, ha="left", va="center_baseline", fontsize=8)

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.lib.page import count, table
 from benchmarks.versus import figure, plan
-from benchmarks.versus.analysis import Cell, base_of, cell, ratio, tuned
+from benchmarks.versus.analysis import Cell, base_of, cell, fast_alone, ratio, tuned
 from benchmarks.versus.contenders import contenders
 from benchmarks.versus.contenders.ours import VARIANTS
 from benchmarks.versus.models import GOALS
@@ -20,7 +20,7 @@ _TEMPLATE = Path(__file__).with_name("page.txt")
 _REMARKS = "remarks.md"  # written by hand, beside the page
 _NO_VERDICT = "**To be written, in `remarks.md`, when the runs are complete.**"
 _FIRST = next(iter(GOALS))
-_MAIN = (BASE, "gem")  # in the table of all clusters
+_MAIN = (BASE, "torchft", "gem")  # in the table of all clusters
 _OTHERS_IN = [name for name, each in PROFILES.items() if each.unit == 1]  # the clusters in which all contenders are
 
 
@@ -44,7 +44,8 @@ def write(
         "verdict": remarks.read_text(encoding="utf-8").strip() if remarks.exists() else _NO_VERDICT,
         "progress": _progress(results, choice),
         "figure": f"![Time to the lower loss by kind of cluster]({figure.NAME})" if drawn else "",
-        "times": _times(results), "samples": _samples(results), "others": _others(results), "others_width": WIDTHS[0],
+        "ratios": _ratios(results), "alone": _alone(results), "times": _times(results), "samples": _samples(results),
+        "others": _others(results), "others_width": WIDTHS[0],
         "one_worker": ONE_WORKER["adamw"],
         "rates": _rates(results), "overhead": _overhead(overhead),
         "profiles": " ".join(f"`{each.name}`: {each.meaning}." for each in PROFILES.values()),
@@ -65,7 +66,7 @@ def _progress(results: Results, choice: Choice) -> str:
         return f"{count(len(runs), 'run')}; nothing is missing."
     profiles = [name for name in PROFILES if any(run.profile == name for run in missing)]
     return (
-        f"**{count(len(runs) - len(missing), 'run')} so far; {len(missing)} of those known to be wanted are missing**, "
+        f"**{len(runs) - len(missing)} of the {count(len(runs), 'run')} known to be wanted; {len(missing)} are missing**, "
         f"in {', '.join(profiles)}. A contender's further runs are known when its best rate is."
     )
 
@@ -89,9 +90,40 @@ def _times(results: Results) -> str:
     return table(heads, rows) if rows else "Not measured yet."
 
 
+def _ratios(results: Results) -> str:
+    """By kind of cluster, the lowest and the highest ratio to DDP's time over the numbers of workers: the transformer."""
+    rows = []
+    for profile in PROFILES:
+        both = []
+        for which in (0, 1):
+            cases = [Case("gem", _FIRST, width) for width in sorted(WIDTHS)]
+            pairs = [[cell(one, profile, tuned(one, results), results) for one in (case, base_of(case))] for case in cases]
+            found = [each for mine, base in pairs if (each := ratio(mine, base, which)) is not None]
+            both.append(f"{min(found):.2f} to {max(found):.2f}" if len(found) > 1 else f"{found[0]:.2f}" if found else "–")
+        rows.append([profile, *both])
+    return table(["Cluster", *(f"to the loss {loss:g}" for loss in GOALS[_FIRST].losses)], rows)
+
+
+def _alone(results: Results) -> str:
+    """The time to the transformer's lower loss of all workers, and of the fast ones alone."""
+    rows = []
+    for profile, width in product(("mixed", "straggler"), sorted(WIDTHS)):
+        cases = [Case(name, _FIRST, width) for name in ("gem", BASE)]
+        every = [cell(case, profile, tuned(case, results), results) for case in cases]
+        alone = [fast_alone(case, profile, results) for case in cases]
+        if all((*every, *alone)):
+            fast = f"{width // 2} fast" if profile == "mixed" else f"{width} fast (one more)"
+            rows.append([profile, width, fast, *("–" if each is None else _time(each, 1) for each in (*every, *alone))])
+    labels = [contenders()[name].label for name in ("gem", BASE)]
+    heads = [f"{label}, {who}" for who in ("all", "the fast alone") for label in labels]
+    return table(["Cluster", "Workers", "Alone", *heads], rows) if rows else "Not measured yet."
+
+
 def _time(of: Cell, which: int) -> str:
     mean, times = of.mean(which), of.times(which)
     if mean is None:
+        if times:
+            return f"{len(times)} of {len(of.outcomes)}: {sum(times) / len(times):.0f}"
         lowest = min((each.lowest for each in of.outcomes.values() if each.lowest is not None), default=None)
         return "diverged" if all(each.diverged for each in of.outcomes.values()) else f"not ({lowest:.3f})"
     return f"{mean:.0f} ({min(times):.0f}–{max(times):.0f})" if len(times) > 1 else f"{mean:.0f}"

@@ -22,6 +22,11 @@ from gem_ctl.plots import Line, draw_distribution, draw_lines
 from gem_ctl.recorded_run import RecordedRun, read_run
 from gem_ctl.text import counts, duration
 
+# What π is, in the words of the guides.
+PI = (
+    "π is the factor by which the server multiplies a commit's step, for each parameter. It is the smaller, the further θ has "
+    "moved from where the worker computed its gradient."
+)
 _SMOOTHED = 50  # commits that smoothed values and rates are taken over, at least
 _NOT_SETTINGS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
 _RAY = ("ray_address", "ray_labels", "ray_spread", "resources", "working_dir")  # settings of a run on Ray alone
@@ -185,14 +190,15 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Median π of a commit",
-            "The scaling factor, smoothed. Good: steady. It falls as workers are added; with dozens it is about 0.",
+            f"{PI} Good: steady with an optimizer on the server, where it is at most 1; with SGD it may rise as training "
+            "settles. The more workers, the smaller; with dozens it may be 0.",
             {"smoothed": (versions, curves.smoothed("pi_median", _SMOOTHED))},
         ),
         _picture(
             run,
             "Share of π at its bounds",
-            "Share of parameters with π = 0 and with π = π_max. Good: steady. Near 100 % at 0, commits have no effect. Many at "
-            "the maximum with SGD: gradients are nearly 0, or pi_max is too low.",
+            "Share of parameters with π = 0 and with π = π_max. Good: not nearly all at 0, where commits have no effect. The "
+            "maximum is 1 with an optimizer, the whole step, and 5 with SGD, which many reach as gradients shrink.",
             {
                 "π = 0": (versions, curves.smoothed("pi_zero_ratio", _SMOOTHED)),
                 "π = π_max": (versions, curves.smoothed("pi_max_ratio", _SMOOTHED)),
@@ -202,8 +208,8 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Energy of proxy and central variable",
-            "Energy of the proxy and of the central variable, or with an optimizer of what was not foreseen. "
-            "Good: the two move together, and fall as training settles.",
+            "Energy of one step of the proxy, and of what θ has moved since the gradient was computed; with an optimizer, of "
+            "how far θ is from where it was foreseen. Good: the two move together, and fall as training settles.",
             {
                 "proxy": (versions, curves.smoothed("proxy_energy", _SMOOTHED)),
                 "central variable": (versions, curves.smoothed("central_energy", _SMOOTHED)),
@@ -228,8 +234,8 @@ def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Staleness",
-            "Commits that others had applied between a worker's pull and its own commit. With n workers of equal speed "
-            "the mean is n − 1, the dashed line. A maximum far above it is a slow worker.",
+            "Commits that others had applied between a worker's pull and its own commit. Good: a mean of n − 1 with n "
+            "workers of equal speed, the dashed line. A maximum far above it is a slow worker.",
             {
                 "expected: workers − 1": (versions, expected),
                 "mean": (versions, curves.smoothed("staleness", _SMOOTHED)),

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 import yaml
-from gem_api.hyperparameters import DECLARATIONS
+from gem_api.hyperparameters import DECLARATIONS, Hyperparameters
 from gem_api.process.settings_file import key
 from gem_api.ranges import Range
 from gem_server.cli import main as server
@@ -76,6 +76,11 @@ def test_the_file_of_settings_is_accepted_as_it_is_and_with_all_its_lines(servic
             assert params["rule"] == ({"rule": "gem", "kappa": 2.0} if number else {"rule": "gem"})
 
 
+def test_the_containers_train_as_make_train_does() -> None:
+    (optimizer,) = re.findall(r"gem-train --optimizer (\w+) ", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert optimizer == tomllib.loads(SETTINGS)["optimizer"] == "adamw"
+
+
 def test_the_file_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
     sentence = SETTINGS.partition("A resumed run keeps ")[2].partition(";")[0]
     named = set(re.findall(r"[a-z_]+", sentence)) & DECLARATIONS.keys()
@@ -91,7 +96,9 @@ def test_every_variable_is_documented_and_every_documented_variable_is_read() ->
 def test_the_documented_defaults_are_the_real_ones() -> None:
     own = dict(re.findall(r"\$\{(GEM_\w+):?-([^}]*)\}", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
     defaults = {f"GEM_{key(param).upper()}": param for command in COMMANDS.values() for param in command.params}
-    own["GEM_EPOCHS"] = str(tomllib.loads(SETTINGS)["epochs"])
+    run = tomllib.loads(SETTINGS)
+    given = Hyperparameters(optimizer=run["optimizer"], epochs=run["epochs"]).with_defaults(set(run))
+    own |= {"GEM_EPOCHS": str(given.epochs), "GEM_LEARNING_RATE": str(given.learning_rate)}
     for name, text in documented().items():
         if not text or name == "GEM_DATA_FOLDER":  # chosen by the machine, or by the user alone
             continue

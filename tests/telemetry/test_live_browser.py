@@ -159,6 +159,41 @@ def test_an_empty_run_says_what_it_waits_for(browser: Browser) -> None:
         assert (browser.errors, scrolls_sideways(browser)) == ([], False)
 
 
+def test_the_page_says_how_long_the_run_still_takes(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live:
+        open_page(browser, url(live), WIDE)
+        shards = {"epoch": 1, "epochs": 4, "completed": 5, "leased": 1, "pending": 2}
+        curves = "{ ...data.curves, commits_per_second: [null, 9, 11] }"
+
+        def epoch(**more: object) -> object:
+            run = json.dumps({"state": "RUN_STATE_TRAINING", "version": 500, "shards": shards, **more})
+            return browser.look(
+                f"progress({{ ...data, ...{run}, curves: {curves} }}), document.getElementById('epoch').textContent"
+            )
+
+        assert epoch() == "epoch 2 of 4 · 31 % · about 2 min left"  # 1,100 commits at 10 a second
+        assert epoch(state="RUN_STATE_COMPLETE") == "epoch 2 of 4 · 31 %"
+        assert epoch(shards=shards | {"completed": 0, "pending": 7}) == "epoch 2 of 4 · 0 %"
+        assert epoch(shards=shards | {"epochs": 0}) == "epoch 2, no limit"
+        assert browser.errors == []
+
+
+def test_the_axis_of_a_loss_that_falls_far_is_logarithmic_as_in_the_report(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live:
+        open_page(browser, url(live), WIDE)
+        loss = "[...CHARTS[0].svg.querySelectorAll('text')].map(text => text.textContent)"
+
+        def drawn(*values: float) -> list[str]:
+            return list(browser.look(f"data.curves = {{ seconds: [1, 2], loss: {list(values)} }}, draw(CHARTS[0]), {loss}"))
+
+        assert drawn(2.5, 0.02)[:6] == ["0.01", "0.03", "0.1", "0.3", "1", "3"]
+        assert "logarithmic scale" in drawn(2.5, 0.02)
+        assert drawn(5e5, 0.002)[:5] == ["0.001", "0.1", "10", "1000", "1e+5"]
+        assert drawn(2.5, 0.5)[:4] == ["0", "1", "2", "3"]
+        assert "logarithmic scale" not in drawn(2.5, 0) + drawn(2.5, -0.01) + drawn(2.5, 0.5)
+        assert browser.errors == []
+
+
 def test_a_complete_run_keeps_the_last_rows_of_its_workers(browser: Browser) -> None:
     with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
         ann = wire.started("ann")

@@ -37,8 +37,8 @@ CHOICES: Mapping[str, str] = {
     "ρ = 2": "reach=2.0",
     "memory of n": "memory=n",
     "ρ at once": "gradual=False",
-    "to fall short of s counts half": "against=0.5",
-    "to fall short of s does not count": "against=0.0",
+    "θ short of s counts half in π": "against=0.5",
+    "θ short of s does not count in π": "against=0.0",
 }
 OWN: Mapping[str, str] = {"before": "", "now": "kappa=1.5 root=True shrink=True ahead=0.5"}
 ALONE = (0.001, 0.002, RATE, 0.006, 0.01)

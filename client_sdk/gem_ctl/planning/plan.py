@@ -143,6 +143,9 @@ class Plan:
         fixed_bytes: Server memory for all workers together.
         worker_bytes: Server memory per worker, besides `fixed_bytes`.
         server_bytes: Server memory in total.
+        checkpoint_fixed_bytes: Server memory that copies may take while a checkpoint is written, for all workers together. They
+            take less if `memory_limit` has no room for more.
+        checkpoint_worker_bytes: The same per worker.
         commit_bytes: Bytes on the network per commit, both ways, of all servers together.
         server_seconds: The server's time per commit.
         commits_per_second: Commits of all workers together.
@@ -155,6 +158,8 @@ class Plan:
     fixed_bytes: int
     worker_bytes: int
     server_bytes: int
+    checkpoint_fixed_bytes: int
+    checkpoint_worker_bytes: int
     commit_bytes: int
     server_seconds: float
     commits_per_second: float
@@ -168,6 +173,7 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     size = -(-setup.parameters // setup.servers)
     fixed_bytes = PROCESS_BYTES + _central_bytes(setup, size) + _upload_bytes(setup, size)
     worker_bytes = _worker_bytes(setup, size)
+    copied = 0 if setup.durability == "memory" else size * FLOAT_BYTES
     commit_bytes = sum(wire_bytes(setup))
     seconds = server_seconds(setup, costs)
     round_trip = seconds + sum(transfer_seconds(setup, costs))
@@ -179,6 +185,8 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
         fixed_bytes=fixed_bytes,
         worker_bytes=worker_bytes,
         server_bytes=fixed_bytes + setup.workers * worker_bytes,
+        checkpoint_fixed_bytes=copied * (1 + _rule_memory(setup).shared),
+        checkpoint_worker_bytes=copied * (_rule_memory(setup).each + setup.overlap),
         commit_bytes=commit_bytes,
         server_seconds=seconds,
         commits_per_second=rate,

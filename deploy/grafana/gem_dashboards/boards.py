@@ -165,15 +165,16 @@ GEM = Dashboard(
     (
         heatmap(
             "π of all parameters",
-            "Histogram of the scaling factor over all parameters of all commits. Good: a broad band. All at 0: "
-            "commits have no effect. All at the maximum: the other workers hardly move the model; with an optimizer, as "
-            "foreseen.",
+            "π is the factor by which the server multiplies a commit's step, for each parameter. It is the smaller, the "
+            "further θ has moved from where the worker computed its gradient. Good: a broad band. All at 0: commits have no "
+            "effect. The maximum is 1 with an optimizer on the server, the whole step, and 5 with SGD.",
             f"increase(gem_pi_bucket{WINDOW}) {OF_RUN}",
         ),
         Panel(
             "Quantiles of π",
             "Over all parameters of the commits in each interval. Good: a mean of at least 1/n with n workers. The median "
-            "falls as workers are added (the paper's Figure 3). With dozens of workers it is 0.",
+            "falls as workers are added (the paper's Figure 3). With dozens of workers it is 0. With SGD and few workers it "
+            "may rise above 1 as training settles.",
             (
                 *quantiles(rate_of_all("gem_pi_bucket"), 0.1, 0.25, 0.5, 0.75, 0.9),
                 Query(mean("gem_pi", rate_of_all), "mean"),
@@ -187,10 +188,9 @@ GEM = Dashboard(
         ),
         Panel(
             "Share of π at its bounds",
-            "Share of parameters with π = 0 (they have already moved at least as far as the proxy would move them; with an "
-            "optimizer, elsewhere than foreseen), and with π = π_max. Good: steady. The share at 0 grows with the number of "
-            "workers: two thirds with 30, four fifths with 100. Near 100 % commits have no effect. Many at the maximum with "
-            "SGD: gradients are nearly 0, or pi_max is too low.",
+            "Share of parameters with π = 0 and with π = π_max. Good: not nearly all at 0, where commits have no effect. "
+            "That share grows with the number of workers: two thirds with 30, four fifths with 100. Many at the "
+            "maximum are normal with one worker, and with SGD as gradients shrink.",
             (Query(f"avg by (bound) (avg_over_time(gem_pi_clamped_ratio{WINDOW}) {OF_RUN})", "{{bound}}"),),
             "percentunit",
             most=1,

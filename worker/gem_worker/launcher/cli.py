@@ -136,7 +136,7 @@ def main(context: click.Context, /, **_: Any) -> None:
 
     \b
     Examples:
-      gem-train                                   digits, 4 workers, a minute
+      gem-train --optimizer adamw                 digits, 4 workers, a minute
       gem-train --task mnist --data DIR --shards replicate --steps 400
       gem-train --workers 100 --processes 2 ...   many workers in few processes
       gem-train --servers 2 ...                   half of the model on each

@@ -22,7 +22,7 @@ from gem_worker.device import devices
 from gem_worker.launcher.cluster import Cluster, ClusterError, WrongSettings
 from gem_worker.launcher.members import Host, Place, make_cluster, places
 from gem_worker.launcher.monitor import RunMonitor
-from gem_worker.launcher.options import hyperparameters_of, with_defaults
+from gem_worker.launcher.options import hyperparameters_of, rule_of, with_defaults
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
@@ -99,7 +99,7 @@ def _run(
     lead = listening[0].address
     members = make_cluster(folder, options, hyperparameters, listening, host, resume)
     token = folder.admin_token.read_text().strip() if host.remote else None
-    click.echo(f"run {folder.path}: {_size(members, options, host)}, rule {hyperparameters.rule}, task {options['task']}")
+    click.echo(f"run {folder.path}: {_size(members, options, host)}, rule {rule_of(hyperparameters)}, task {options['task']}")
     _show_places(listening, folder)
     try:
         with _task_errors():

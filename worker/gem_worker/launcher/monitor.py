@@ -21,6 +21,7 @@ from gem_ctl.recorded_run import read_curves
 from gem_worker.device import devices
 from gem_worker.evaluation import Score
 from gem_worker.launcher.cluster import Cluster, ClusterError
+from gem_worker.launcher.options import rule_of
 from gem_worker.launcher.run_folder import RunFolder, versions
 from gem_worker.launcher.scorer import Scorer
 from gem_worker.launcher.tracebacks import users_part
@@ -259,7 +260,7 @@ def _figures(curves: RunCurves) -> dict[str, Any]:
 
 def _title(run: Hyperparameters, options: dict[str, Any]) -> str:
     """The report's title: task, rule, workers, learning rate, and what else is unusual."""
-    title = f"{options['task']}: rule {run.rule}, {options['workers']} workers, learning rate {run.learning_rate}"
+    title = f"{options['task']}: rule {rule_of(run)}, {options['workers']} workers, learning rate {run.learning_rate}"
     title += f", {run.local_steps} local steps" if run.local_steps > 1 else ""
     return f"{title}\n{_simulated(options['step_seconds'])}" if options["step_seconds"] else title
 

@@ -114,6 +114,14 @@ def hyperparameters_of(options: dict[str, Any]) -> Hyperparameters:
     return replace(given, shard_size=options["shard_size"] or given.default_shard_size)
 
 
+def rule_of(run: Hyperparameters) -> str:
+    """The rule in words, with the optimizer that it is around."""
+    if run.optimizer == "sgd":
+        return run.rule
+    around = "the workers' own optimizers" if run.optimizer == "worker" else run.optimizer
+    return f"{run.rule} around {around}"
+
+
 def _completed(options: dict[str, Any]) -> dict[str, Any]:
     """The options with the default number of epochs filled in. Raises ClusterError if the run would never end."""
     epochs = options["epochs"]
