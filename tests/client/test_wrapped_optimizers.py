@@ -153,6 +153,18 @@ def test_what_can_not_be_trained_with_is_refused_before_the_worker_joins(kind: s
             Optimizer(optimizer, session)
 
 
+def test_a_wrapper_of_copies_of_the_parameters_is_seen_by_their_names() -> None:
+    """As of optimizers for fp16, whose groups hold copies in fp32."""
+    model = make_model()
+    wrapper = Duck(torch.optim.SGD([parameter.detach().clone().requires_grad_() for parameter in model.parameters()]))
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match=r"a Duck is not one of PyTorch's own.* add names=model\.named_parameters\(\)"):
+            Optimizer(wrapper, session)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="names= has none of the parameters to train"):
+            Optimizer(wrapper, session, names=model.named_parameters())  # type: ignore[arg-type]
+        assert session.generation == 0
+
+
 @pytest.mark.parametrize("load", [False, True], ids=["given", "loaded"])
 def test_a_state_that_the_server_will_not_use_is_told(load: bool, caplog: pytest.LogCaptureFixture) -> None:
     model = make_model()

@@ -100,6 +100,18 @@ def _params(group: Any) -> Any:
     return group.get("params") if isinstance(group, dict) else None
 
 
+def require_own_parameters(optimizer: Any) -> None:
+    """Raises InvalidRequest for an optimizer that is not one of PyTorch's and has no names: it may step copies of the model's
+    parameters, as optimizers for fp16 do, and names show whose they are."""
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks") and any(
+        "param_names" not in each for each in optimizer.param_groups
+    ):
+        raise InvalidRequest(
+            f"a {type(optimizer).__name__} is not one of PyTorch's own optimizers: add names=model.named_parameters(), which "
+            "shows that it steps the model's parameters, not copies"
+        )
+
+
 def require_names(names: Any) -> dict[int, str]:
     """The names by the parameter's id. Raises InvalidRequest unless they are `named_parameters()`, and not read before."""
     advice = "give names=model.named_parameters()"

@@ -16,7 +16,7 @@ from gem_api.schedule import Schedule
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from gem_client.torch.arguments import is_optimizer, require_names
+from gem_client.torch.arguments import is_optimizer, require_names, require_own_parameters
 from gem_client.torch.parameters import Parameters, frozen_of, require_apart, trained_of
 from gem_client.torch.schedules import name_of_rate, schedule_of
 
@@ -87,6 +87,8 @@ def bring(
     given = require_names(names)
     if given and not any(id(entry[1] if isinstance(entry, tuple) else entry) in given for entry in entries):
         raise InvalidRequest("names= has none of the parameters to train: give the named_parameters() of the same model")
+    if optimizer is not None and not given:
+        require_own_parameters(optimizer)
     trained, frozen = trained_of(entries, given), frozen_of(entries, given)
     if optimizer is None:
         require_apart(trained)
@@ -101,12 +103,12 @@ def bring(
     handed = None if schedule is None else schedule_of(schedule, optimizer)
     rates = [_number(group, name_of_rate(schedule)) for group in optimizer.param_groups]
     rate, decay = max(rates), max(_number(group, "weight_decay") for group in optimizer.param_groups)
-    if any(getattr(optimizer, "state", {}).values()):
-        log.warning(STATE_IS_SERVERS)
     if not rate:
         raise InvalidRequest("the learning rate of every parameter group is 0: nothing would be trained")
     factors = tuple(own / rate for own in rates)
     choice = replace(_choice(optimizer, rate, decay), schedule=handed)
+    if any(optimizer.state.values()):
+        log.warning(STATE_IS_SERVERS)
     return Brought(trained, frozen, optimizer, choice, _groups(optimizer, trained, factors, decay), factors)
 
 
