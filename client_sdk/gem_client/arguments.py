@@ -44,6 +44,15 @@ def require_figures(loss: Any, samples: Any, batches: Any, base: Any) -> None:
         raise InvalidRequest(f"base is what the session's property `base` was when the gradient was computed, not {base!r}")
 
 
+def require_evaluation(loss: Any, accuracy: Any, version: Any) -> None:
+    """Raises InvalidRequest, with what to write, if an argument of a report is not what its type says."""
+    for name, figure in (("loss", loss), ("accuracy", 0 if accuracy is None else accuracy)):
+        if not is_number(figure):
+            raise InvalidRequest(f"{name} is a number, such as {name}.item(), not {figure!r}")
+    if not (version is None or (isinstance(version, Integral) and 0 <= int(version) < 1 << 63)):
+        raise InvalidRequest(f"version is that of a θ, such as the session's read_version, not {version!r}")
+
+
 def is_number(value: Any) -> bool:
     """Whether it is a number, or an array or a tensor that holds one."""
     if isinstance(value, (str, bytes)):

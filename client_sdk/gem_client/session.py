@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from numbers import Integral
 from types import MappingProxyType, TracebackType
@@ -22,13 +22,13 @@ from gem_api.update_kind import UpdateKind, kind_of
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.answer import Answer, Base
-from gem_client.arguments import require_figures
+from gem_client.arguments import require_evaluation, require_figures
 from gem_client.card import card
 from gem_client.plain_errors import plain_errors
 from gem_client.run.commit_span import begin_span
 from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
-from gem_client.run.pending_commit import Batch, PendingCommit
+from gem_client.run.pending_commit import PendingCommit
 from gem_client.run.shards import Shards
 from gem_client.transport.side_thread import SideThread
 
@@ -49,11 +49,13 @@ class Session:
 
     Attributes:
         name: The worker's name.
+        read_version: Version of the θ that `read` returned last, 0 before; with several servers, that of range 0.
     """
 
     def __init__(self, address: str, caller: Caller) -> None:
         tune_allocator()
         self.name = caller.name
+        self.read_version = 0
         self._pull_only_reads = False
         self._handed_out = Base(0, 0)
         # For work while the caller computes: a commit under way, shards. Only one task at a time uses the connection.
@@ -73,8 +75,13 @@ class Session:
 
     @property
     def update_kind(self) -> UpdateKind:
-        """The kind of this run's commits: "gradient" or "delta" (see `commit`). Raises InvalidRequest before `join`."""
-        return kind_of(self._member.registration.update_kind)
+        """The kind of this run's commits: "gradient" or "delta" (see `commit`). Raises InvalidRequest before `join`.
+
+        A loop that asks may have an optimizer of its own: the log says once if plain SGD on the server makes the steps."""
+        kind = kind_of(self._member.registration.update_kind)
+        if kind == "gradient" and not self._pull_only_reads:
+            self._member.warn_of_gradients()
+        return kind
 
     @property
     def learning_rate(self) -> float:
@@ -173,7 +180,8 @@ class Session:
                 arrays; for the others only names and shapes count.
             groups: The learning-rate factor and the weight decay of tensors that differ from the others, by name. All workers
                 must give the same.
-            choice: The optimizer that the worker brings; None: it commits what the run asks for.
+            choice: The optimizer that the worker brings, such as OptimizerChoice("worker") for steps of its own and commits of
+                deltas; None: it commits what the run asks for.
             overlap: Whether the worker will compute while a commit is under way (`begin_commit`). The server then keeps one
                 more snapshot for it: P·4 bytes.
             batches_per_step: Number of batches that each gradient is computed on; more than 1 if gradients are accumulated.
@@ -241,23 +249,25 @@ class Session:
         """
         self._member.require_usable()
         with self._lock:
-            return self._member.read()
+            theta, self.read_version = self._member.read()
+            return theta
 
     @plain_errors
-    def report_evaluation(self, loss: float, accuracy: float | None = None) -> None:
-        """Reports how good the θ that `version` names is on held-out data: for the live page, the metrics and `gem-ctl report`.
-        A θ from `read` is not meant.
+    def report_evaluation(self, loss: float, accuracy: float | None = None, version: int | None = None) -> None:
+        """Reports how good a θ is on held-out data: for the live page, the metrics and `gem-ctl report`.
 
         Args:
             loss: The loss.
             accuracy: The fraction of correct predictions, 0 to 1, if there is one.
+            version: The version of that θ: `read_version` for one from `read`. The default is that of `theta`, received last.
 
         Raises:
-            InvalidRequest: The accuracy is not from 0 to 1.
+            InvalidRequest: An argument is not such a number.
             TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._caller.require_open()
-        report = pb.ReportEvaluationRequest(version=self.version, loss=loss, accuracy=accuracy)
+        require_evaluation(loss, accuracy, version)
+        report = pb.ReportEvaluationRequest(version=self.version if version is None else version, loss=loss, accuracy=accuracy)
         lead = self._member.links.lead
         with self._lock:
             lead.call(lambda: lead.connection.report_evaluation(report))
@@ -316,7 +326,8 @@ class Session:
         with self._lock:
             update = self._member.pack(gradient, kind, decay)
             claimed = self._shards.claim(batches)
-            return self._commit(self._pending(update, kind, loss, samples, base, claimed))
+            span = begin_span(self.name, self.transport)
+            return self._commit(PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed, span=span))
 
     @plain_errors
     def begin_commit(
@@ -346,9 +357,10 @@ class Session:
         with self._lock:
             update = self._member.pack(gradient, kind, decay)
             claimed = self._shards.claim(batches)
-        commit = self._pending(update, kind, loss, samples, base, claimed)
+        span = begin_span(self.name, self.transport)
+        commit = PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed, span=span)
         self._under_way = self._side.submit(self._commit, commit)
-        self._under_way.add_done_callback(lambda done: commit.span.failed(CancelledError()) if done.cancelled() else None)
+        self._under_way.add_done_callback(lambda done: span.failed(CancelledError()) if done.cancelled() else None)
 
     @plain_errors
     def finish_commit(self) -> Answer | None:
@@ -406,6 +418,7 @@ class Session:
             except GemError as error:
                 log.warning("%s: the last commit failed: %s", self.name, error)
             self._shards.wait_for_reports()
+            self._member.warn_if_idle()
         self._end()
 
     def __reduce__(self) -> NoReturn:
@@ -449,18 +462,6 @@ class Session:
         self._shards.add_to_window(batches)
 
     # -- one commit
-
-    def _pending(
-        self,
-        update: Vector,
-        kind: UpdateKind,
-        loss: float | None,
-        samples: int | None,
-        base: Base | None,
-        batches: Sequence[Batch],
-    ) -> PendingCommit:
-        span = begin_span(self.name, self.transport)
-        return PendingCommit(update, kind, loss, samples, base or self._handed_out, batches, span=span)
 
     def _commit(self, commit: PendingCommit) -> Answer:
         try:

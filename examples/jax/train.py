@@ -40,6 +40,8 @@ def main(address: str) -> None:
 
     with gem_client.connect(address) as session:
         theta = session.join(names)
+        if session.hyperparameters.optimizer == "sgd":
+            raise SystemExit("this server applies SGD, not optax: start it with --optimizer worker, or with --optimizer adamw")
         shards = session.shards(len(x))
         while not shards.complete:
             for batch in shards:

@@ -43,6 +43,35 @@ def test_reading_theta_changes_nothing_for_the_next_commit(live: Live, session: 
         assert not np.shares_memory(read, session.theta)
 
 
+def test_an_evaluation_is_that_of_the_theta_received_last_or_of_one_that_was_read(live: Live, session: Session) -> None:
+    def evaluated() -> int:
+        with gem_client.Admin(live.address) as admin:
+            return admin.status().evaluation.version
+
+    with connect(live.address) as other:
+        other.join(model())
+        assert (session.read_version, other.commit(GRADIENT).version) == (0, 1)
+        session.read()
+        session.report_evaluation(0.5)
+        assert evaluated() == 0
+        session.report_evaluation(0.5, version=session.read_version)
+        assert (session.read_version, evaluated()) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"loss": "x"}, "loss is a number"),
+        ({"accuracy": []}, "accuracy is a number"),
+        ({"version": -1}, "version is that of a θ"),
+        ({"version": 0.5}, "version is that of a θ"),
+    ],
+)
+def test_wrong_figures_of_an_evaluation_are_refused(session: Session, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        session.report_evaluation(**{"loss": 1.0, **wrong})
+
+
 def test_a_model_may_be_pairs_whose_names_differ(live: Live) -> None:
     with connect(live.address) as session:
         with pytest.raises(InvalidRequest, match="occur twice: w"):

@@ -29,6 +29,30 @@ def test_a_closed_session_is_of_no_more_use_and_closes_twice(live: Live) -> None
     assert ended(live) == {"left": 1}
 
 
+@pytest.mark.parametrize(
+    ("work", "lines"),
+    [
+        (lambda session: session.join(model()), 1),
+        (lambda session: (session.join(model()), session.pull_final()), 1),
+        (lambda session: (session.join(model()), session.commit(GRADIENT)), 0),
+        (lambda session: session.read(), 0),
+    ],
+    ids=["joined", "waited for the end", "committed", "a reader"],
+)
+def test_a_worker_that_ends_without_a_commit_says_so_once(work: Any, lines: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It may have come late, or its loop may make no step with the session."""
+    with serving(config()) as live:
+        with connect(live.address) as first:
+            first.join(model())
+            first.commit(GRADIENT)
+        caplog.clear()
+        with connect(live.address) as session:
+            work(session)
+    assert [record.getMessage().count("made no commit") for record in caplog.records if "no commit" in record.message] == [
+        1
+    ] * lines
+
+
 def test_a_session_is_refused_in_another_process(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)

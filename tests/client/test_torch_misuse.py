@@ -37,11 +37,46 @@ def after_the_end(session: Session) -> None:
     optimizer.step()
 
 
+def read_before() -> Any:
+    """A generator that was read."""
+    given = nn.Linear(1, 1).named_parameters()
+    list(given)
+    return given
+
+
+def inference() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(1, 1)
+
+
+NAMES: list[tuple[Any, str]] = [
+    (nn.Linear(1, 1), r"names= is a Linear: give names=model\.named_parameters\(\)"),
+    (["weight", "bias"], "names= has pairs of a name and a parameter, not a str"),
+    (list(nn.Linear(1, 1).parameters()), "names= has pairs of a name and a parameter, not a Parameter"),
+    ({}, "names= is empty, as a generator is that was read before"),
+    (iter(()), "names= is empty"),
+]
 SLIPS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda session: ANY_OPTIMIZER(nn.Linear(1, 1), session), "not the model: Optimizer.model.named_parameters"),
     (lambda session: ANY_OPTIMIZER(session, nn.Linear(1, 1).named_parameters()), "the session comes second"),
     (lambda session: ANY_OPTIMIZER(None, session), "parameters or an optimizer of PyTorch, not a NoneType"),
     (lambda session: ANY_OPTIMIZER(torch.ones(1), session), "parameters or an optimizer of PyTorch, not a Tensor"),
+    (lambda session: ANY_OPTIMIZER([1.0], session), r"a parameter is a tensor, not 1\.0: give model.named_parameters"),
+    (lambda session: ANY_OPTIMIZER(read_before(), session), "their generator was read before"),
+    *[
+        (lambda session, names=names: ANY_OPTIMIZER(nn.Linear(1, 1).parameters(), session, names=names), advice)
+        for names, advice in NAMES
+    ],
+    (lambda session: ANY_OPTIMIZER(inference().parameters(), session), "'0', a Parameter, can't be read and written in place"),
+    (lambda session: ANY_OPTIMIZER([torch.zeros(1, requires_grad=True).expand(3)], session), "computed from other tensors"),
+    (lambda session: ANY_OPTIMIZER([nn.Parameter(torch.zeros(1).expand(3))], session), "one dense tensor"),
+    *[
+        (lambda session, project=project: ANY_OPTIMIZER(nn.Linear(1, 1).parameters(), session, project=project), advice)
+        for project, advice in (
+            (0.01, "project is a function without arguments .*, not 0.01"),
+            (lambda model: None, "project is called without arguments, but .* 'model'"),
+        )
+    ],
     (lambda _: ANY_OPTIMIZER(nn.Linear(1, 1).parameters(), "host:1"), r"open one with gem_client.connect\('host:1'\)"),
     (lambda _: ANY_OPTIMIZER(nn.Linear(1, 1).parameters(), None), "the session that gem_client.connect returns"),
     (lambda session: made(session).step(torch.ones(())), r"step\(loss=loss\): the first argument is a closure, not a Tensor"),
@@ -60,6 +95,28 @@ SLIPS: list[tuple[Callable[[Any], Any], str]] = [
 def test_a_slip_is_told_with_what_to_write(live: Live, slip: Callable[[Any], Any], advice: str) -> None:
     with connect(live.address) as session, pytest.raises(InvalidRequest, match=advice):
         slip(session)
+
+
+def test_names_for_a_part_of_the_parameters_alone_are_refused(live: Live) -> None:
+    """The others would be named by their position. A mapping of all is as good as pairs."""
+    model = nn.Linear(1, 2)
+    with connect(live.address) as session:
+        for given in (model.parameters(), torch.optim.SGD(model.parameters())):
+            with pytest.raises(InvalidRequest, match=r"names= lacks the parameter at position 1, of shape \(2,\)"):
+                Optimizer(given, session, names=[("weight", model.weight)])
+        assert session.generation == 0
+        Optimizer(dict(model.named_parameters()), session, names=dict(model.named_parameters()))  # type: ignore[arg-type]
+        assert [tensor.name for tensor in session.layout.tensors] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize(("dtype", "lines"), [(torch.float64, 1), (torch.float32, 0), (torch.bfloat16, 0)])
+def test_double_precision_that_the_server_rounds_is_told(
+    live: Live, dtype: torch.dtype, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(live.address) as session:
+        Optimizer(nn.Linear(1, 1, dtype=dtype).named_parameters(), session)
+    told = [record.getMessage() for record in caplog.records if "float64" in record.getMessage()]
+    assert told == ["2 parameters are float64, such as weight: the run's θ and its commits round them to float32"] * lines
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 64}, {"shuffle": True}, {"sampler": []}, {"drop_last": True}])

@@ -125,6 +125,70 @@ def test_values_that_are_swapped_out_and_in_again_are_no_change(live: Live) -> N
             kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             model.load_state_dict({name: tensor * 2 for name, tensor in kept.items()})
             model.load_state_dict(kept)
+        optimizer.finish()
+        optimizer.load_final()
+
+
+# -- steps that no commit has
+
+
+CLAMP = {"project": lambda: None}
+ENDS = {
+    "worker": ("worker", 1, {}),
+    "windows": ("worker", 3, {}),
+    "projected": ("worker", 1, CLAMP),
+    "server": ("server", 1, {}),
+    "overlap": ("server", 1, {"overlap": True}),
+}
+
+
+@pytest.mark.parametrize("end", [Optimizer.finish, Optimizer.load_final])
+@pytest.mark.parametrize("before", [0, 6])
+@pytest.mark.parametrize(("on", "local_steps", "options"), ENDS.values(), ids=ENDS)
+def test_steps_of_the_inner_optimizer_are_refused_at_the_end_and_not_undone(
+    end: Callable[[Optimizer], None], before: int, on: Any, local_steps: int, options: dict[str, Any]
+) -> None:
+    """They are never committed: loading θ would lose the training without a word."""
+    with serving(config(replace(PLAIN, local_steps=local_steps))) as live:
+        model = make_model()
+        with worker(live, model, simple, on=on, **options) as optimizer:
+            train(model, optimizer, before)
+            if before:
+                optimizer.finish()
+            committed = theta(live)
+            train(model, optimizer.inner, 2)
+            trained = [parameter.detach().clone() for parameter in model.parameters()]
+            with pytest.raises(
+                InvalidRequest, match=r"no commit has it.* the Optimizer's own step\(\) \(for SAM step\(closure\)"
+            ):
+                end(optimizer)
+            assert all(torch.equal(parameter, kept) for parameter, kept in zip(model.parameters(), trained, strict=True))
+            assert (theta(live) == committed).all()
+
+
+@each_way
+def test_a_step_too_small_for_bfloat16_is_seen_too(bring: Any, live: Live) -> None:
+    model = make_model()
+    with worker(live, model, bring) as optimizer:
+        with torch.no_grad():
+            first_layer(model).weight[0, 0] *= 1 + 1e-6
+        with pytest.raises(InvalidRequest, match=r"'0\.weight' was changed"):
+            optimizer.load_final()
+
+
+@each_way
+def test_weights_that_are_loaded_after_the_end_stay_and_so_do_statistics(bring: Any, live: Live) -> None:
+    model = nn.Sequential(make_model(), nn.BatchNorm1d(1))
+    with worker(live, model, bring if bring is BRING["parameters"] else simple) as optimizer:
+        train(model, optimizer, 2)
+        model(INPUTS)  # BatchNorm's statistics are no parameters
+        optimizer.load_final()
+        best = {name: torch.full_like(tensor, 2) for name, tensor in model.state_dict().items()}
+        model.load_state_dict(best)
+    assert all(torch.equal(tensor, best[name]) for name, tensor in model.state_dict().items())
+
+
+# -- changes between two steps that can't be compared
 
 
 def test_a_change_that_cannot_be_compared_is_logged_once(live: Live, caplog: pytest.LogCaptureFixture) -> None:

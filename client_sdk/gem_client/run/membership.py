@@ -69,7 +69,7 @@ class Membership:
         self._settings: tuple[pb.RegisterWorkerResponse, Hyperparameters] | None = None  # those of one registration
         self._replaced: LeaseEnded | None = None
         self._outcome_unknown = False  # of a commit or a registration that was interrupted
-        self._left_for_good = False
+        self._left_for_good = self._warned_of_gradients = False
         self.layout: Layout | None = None
         self.theta = empty(0)
         self.gradient = empty(0)
@@ -143,6 +143,24 @@ class Membership:
     def is_copy(self) -> bool:
         """Whether this is the copy of a session in a forked process: the lease belongs to the parent."""
         return os.getpid() != self._process
+
+    def warn_of_gradients(self) -> None:
+        """Logs once, for a loop that may have an optimizer of its own, that plain SGD on the server makes the run's steps."""
+        if self.hyperparameters.optimizer == "sgd" and not self._warned_of_gradients:
+            self._warned_of_gradients = True
+            log.warning(
+                "%s: SGD on the server makes this run's steps, and an optimizer of this worker is not used. To use it, join "
+                'with choice=OptimizerChoice("worker"), or start the server with --optimizer worker',
+                self._name,
+            )
+
+    def warn_if_idle(self) -> None:
+        """Logs, for a worker that has joined and ends now, that it made no commit."""
+        if self.generation and not self.steps_done:
+            log.warning(
+                "%s: this worker made no commit: the others did all the work, or its loop made no step with this session",
+                self._name,
+            )
 
     # -- joining and leaving
 
@@ -296,9 +314,11 @@ class Membership:
             link.version = version
         return theta
 
-    def read(self) -> Vector:
-        """Reads θ into a new buffer, with retries. Raises LayoutMismatch if the server has begun a run of another model."""
-        return self._read(lambda layout: empty(layout.size))[0]
+    def read(self) -> tuple[Vector, int]:
+        """Reads θ into a new buffer, with retries. Returns it and its version, that of range 0. Raises LayoutMismatch if the
+        server has begun a run of another model."""
+        theta, versions = self._read(lambda layout: empty(layout.size))
+        return theta, versions[0]
 
     def wait_until_run_is_over(self) -> None:
         """Polls the server's status until no worker trains any more."""

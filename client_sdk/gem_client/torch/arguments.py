@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from gem_client.arguments import is_number
 from gem_client.session import Session
 
+_OF_OPTIMIZERS = ("step", "zero_grad", "state_dict")
 # Arguments of DataLoader that say which samples a batch has, as the sampler does.
 _OF_THE_SAMPLER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
@@ -23,12 +26,117 @@ def require_parameters(params: Any, session: Any) -> None:
         raise InvalidRequest("the session comes second: Optimizer(model.named_parameters(), session)")
     if isinstance(params, nn.Module):
         raise InvalidRequest("give the model's parameters, not the model: Optimizer(model.named_parameters(), session)")
-    if isinstance(params, Tensor) or not isinstance(params, (Iterable, torch.optim.Optimizer)):
+    if isinstance(params, type) and hasattr(params, "step"):
+        raise InvalidRequest(
+            f"give an optimizer, not its class: Optimizer({params.__name__}(model.parameters(), ...), session)"
+        )
+    if is_optimizer(params):
+        _require_usable(params)
+    elif isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise InvalidRequest(
             f"give the model's parameters or an optimizer of PyTorch, not {_kind(params)}: "
             "Optimizer(model.named_parameters(), session)"
         )
     require_session(session)
+
+
+def is_optimizer(params: Any) -> bool:
+    """Whether it is an optimizer, of PyTorch or with an interface like theirs; otherwise it is parameters."""
+    return isinstance(params, torch.optim.Optimizer) or hasattr(params, "param_groups")
+
+
+def parts_of(optimizer: Any) -> Iterator[Any]:
+    """An optimizer, and those that it wraps."""
+    found, seen = [optimizer], set()
+    while found:
+        part = found.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            for value in getattr(part, "__dict__", {}).values():
+                held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+                found += [each for each in held if not isinstance(each, (type, Tensor)) and is_optimizer(each)]
+
+
+def _require_usable(optimizer: Any) -> None:
+    """Raises InvalidRequest unless a worker can make the optimizer's steps, and its parameters are the model that it trains."""
+    kind = type(optimizer).__name__
+    if any(base.__name__ == "AcceleratedOptimizer" for base in type(optimizer).__mro__):
+        raise InvalidRequest(
+            "accelerate has wrapped this optimizer: give Optimizer the one from before, and accelerator.prepare the Optimizer, "
+            "as in accelerator.prepare(Optimizer(adamw, session))"
+        )
+    if missing := [name for name in _OF_OPTIMIZERS if not callable(getattr(optimizer, name, None))]:
+        raise InvalidRequest(
+            f"a {kind} has no {', '.join(missing)}: an optimizer needs param_groups, {', '.join(_OF_OPTIMIZERS)}. Give the "
+            "optimizer inside it"
+        )
+    listed = _listed(optimizer)
+    for part in parts_of(optimizer):
+        if callable(getattr(part, "train", None)) and callable(getattr(part, "eval", None)):
+            raise InvalidRequest(
+                f"a {type(part).__name__} evaluates other parameters than it trains (train() and eval()), an average in each "
+                "worker's own state, which the run's θ would not be. Use an optimizer without, such as torch.optim.AdamW"
+            )
+        if not _listed(part) <= listed:
+            raise InvalidRequest(
+                f"a {kind} steps parameters that its param_groups do not list, such as copies of the model's: give the "
+                f"optimizer inside it, a {type(part).__name__}, on the model's own parameters"
+            )
+
+
+def _listed(optimizer: Any) -> set[int]:
+    """The ids of the parameters in all groups."""
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(groups, list) or any(not isinstance(_params(group), (list, tuple)) for group in groups):
+        raise InvalidRequest(
+            f"the param_groups of a {type(optimizer).__name__} are not a list of groups, each with a list of params: give an "
+            "optimizer as PyTorch's"
+        )
+    return {id(parameter) for group in groups for parameter in _params(group)}
+
+
+def _params(group: Any) -> Any:
+    return group.get("params") if isinstance(group, dict) else None
+
+
+def require_own_parameters(optimizer: Any) -> None:
+    """Raises InvalidRequest for an optimizer that is not one of PyTorch's and has no names: it may step copies of the model's
+    parameters, as optimizers for fp16 do, and names show whose they are."""
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks") and any(
+        "param_names" not in each for each in optimizer.param_groups
+    ):
+        raise InvalidRequest(
+            f"a {type(optimizer).__name__} is not one of PyTorch's own optimizers: add names=model.named_parameters(), which "
+            "shows that it steps the model's parameters, not copies"
+        )
+
+
+def require_names(names: Any) -> dict[int, str]:
+    """The names by the parameter's id. Raises InvalidRequest unless they are `named_parameters()`, and not read before."""
+    advice = "give names=model.named_parameters()"
+    if isinstance(names, nn.Module) or not isinstance(names, Iterable):
+        raise InvalidRequest(f"names= is {_kind(names)}: {advice}")
+    pairs = list(names.items() if isinstance(names, Mapping) else names)
+    if not pairs and names != ():
+        raise InvalidRequest(f"names= is empty, as a generator is that was read before: {advice}, called anew")
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], Tensor)):
+            raise InvalidRequest(f"names= has pairs of a name and a parameter, not {_kind(pair)}: {advice}")
+    return {id(parameter): name for name, parameter in pairs}
+
+
+def require_projection(project: Any) -> None:
+    """Raises InvalidRequest unless it can be called without arguments."""
+    if project is None:
+        return
+    if not callable(project):
+        raise InvalidRequest(f"project is a function without arguments that changes the parameters, not {project!r}")
+    with suppress(ValueError):  # a function of C may have no signature
+        try:
+            signature(project).bind()
+        except TypeError as error:
+            raise InvalidRequest(f"project is called without arguments, but this function has a {error}") from None
 
 
 def require_session(session: Any) -> None:

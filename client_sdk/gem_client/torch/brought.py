@@ -16,12 +16,17 @@ from gem_api.schedule import Schedule
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from gem_client.torch.arguments import is_optimizer, require_names, require_own_parameters
 from gem_client.torch.parameters import Parameters, frozen_of, require_apart, trained_of
 from gem_client.torch.schedules import name_of_rate, schedule_of
 
 log = logging.getLogger("gem_client")
 On = Literal["worker", "server"]
 
+STATE_IS_SERVERS = (
+    'the state that the optimizer has, such as its moments, is not used: with on="server" the server has a state of its own, '
+    "which its checkpoints keep"
+)
 # What the server can keep for all workers, by the name of PyTorch's class: its name there, and the options that it takes.
 _ON_SERVER = {
     "SGD": ("sgd", ()),
@@ -68,34 +73,43 @@ def bring(
     """Reads the arguments of `Optimizer`. Raises InvalidRequest if it can't be trained so."""
     if on not in ("worker", "server"):
         raise InvalidRequest(f'on is "worker" or "server", not {on!r}')
-    if schedule is not None and (on == "worker" or not isinstance(params, torch.optim.Optimizer)):
+    given_params: Any = params
+    optimizer = given_params if is_optimizer(params) else None
+    if schedule is not None and (on == "worker" or optimizer is None):
         raise InvalidRequest(
             'schedule= hands a scheduler to the server, with an optimizer and on="server": a worker\'s own optimizer takes its '
             "scheduler as in PyTorch, with scheduler.step() in the loop"
         )
-    entries: list[Any] = _named(params) if isinstance(params, torch.optim.Optimizer) else list(params)
-    given = {id(parameter): name for name, parameter in names}
+    if optimizer is not None:
+        entries: list[Any] = _named(optimizer)
+    else:
+        entries = list(given_params.items() if isinstance(params, Mapping) else given_params)
+    given = require_names(names)
     if given and not any(id(entry[1] if isinstance(entry, tuple) else entry) in given for entry in entries):
         raise InvalidRequest("names= has none of the parameters to train: give the named_parameters() of the same model")
+    if optimizer is not None and not given:
+        require_own_parameters(optimizer)
     trained, frozen = trained_of(entries, given), frozen_of(entries, given)
-    if not isinstance(params, torch.optim.Optimizer):
+    if optimizer is None:
         require_apart(trained)
         return Brought(trained, frozen)
     if on == "worker":
-        return Brought(trained, frozen, params, OptimizerChoice("worker"), factors=())
+        return Brought(trained, frozen, optimizer, OptimizerChoice("worker"), factors=())
     require_apart(trained)
-    if schedule is None and any("initial_lr" in group for group in params.param_groups):
+    if schedule is None and any("initial_lr" in group for group in optimizer.param_groups):
         raise InvalidRequest(
             'a scheduler was made on this optimizer: hand it over, as Optimizer(..., on="server", schedule=scheduler)'
         )
-    handed = None if schedule is None else schedule_of(schedule, params)
-    rates = [_number(group, name_of_rate(schedule)) for group in params.param_groups]
-    rate, decay = max(rates), max(_number(group, "weight_decay") for group in params.param_groups)
+    handed = None if schedule is None else schedule_of(schedule, optimizer)
+    rates = [_number(group, name_of_rate(schedule)) for group in optimizer.param_groups]
+    rate, decay = max(rates), max(_number(group, "weight_decay") for group in optimizer.param_groups)
     if not rate:
         raise InvalidRequest("the learning rate of every parameter group is 0: nothing would be trained")
     factors = tuple(own / rate for own in rates)
-    choice = replace(_choice(params, rate, decay), schedule=handed)
-    return Brought(trained, frozen, params, choice, _groups(params, trained, factors, decay), factors)
+    choice = replace(_choice(optimizer, rate, decay), schedule=handed)
+    if any(optimizer.state.values()):
+        log.warning(STATE_IS_SERVERS)
+    return Brought(trained, frozen, optimizer, choice, _groups(optimizer, trained, factors, decay), factors)
 
 
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gem_client.torch.arguments import parts_of
 from gem_client.torch.staging import send
 
 
@@ -24,11 +25,12 @@ class LocalSteps:
 
     Attributes:
         made: Number of steps in this window so far.
+        began_on: The values that the window began on, one tensor for each of `stepped`; empty if they are not kept.
     """
 
     def __init__(self, stepped: Sequence[Tensor], inner: torch.optim.Optimizer) -> None:
         self._stepped, self._inner = stepped, inner
-        self._began_on: list[Tensor] = []
+        self.began_on: list[Tensor] = []
         self._losses: list[float] = []
         self.made = 0
 
@@ -47,9 +49,9 @@ class LocalSteps:
         """Begins a window on the θ that the parameters hold now."""
         self._restart()
         with torch.no_grad():
-            self._began_on = [
+            self.began_on = [
                 before.copy_(x) if _alike(before, x) else x.detach().clone()
-                for before, x in zip(self._began_on or self._stepped, self._stepped, strict=True)
+                for before, x in zip(self.began_on or self._stepped, self._stepped, strict=True)
             ]
 
     def step(self, rate: float, closure: Callable[[], Any] | None = None) -> Any:
@@ -64,12 +66,14 @@ class LocalSteps:
 
     def forget(self) -> None:
         """Resets the optimizer's state, so that a rejected window, which may hold a NaN, does not affect the next one."""
-        self._inner.state.clear()
+        for each in parts_of(self._inner):
+            if isinstance(state := getattr(each, "state", None), dict):
+                state.clear()
 
     def write(self, into: Sequence[Tensor]) -> None:
         """Writes the window's update into flat float32 tensors on the host (see `send`)."""
         with torch.no_grad():
-            for x, before, update in zip(self._stepped, self._began_on, into, strict=True):
+            for x, before, update in zip(self._stepped, self.began_on, into, strict=True):
                 send(x.to(torch.float32) - before.to(x.device, torch.float32), update)
 
     def _restart(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NoReturn
 
@@ -17,8 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gem_client.answer import Answer
 from gem_client.session import Session
-from gem_client.torch.arguments import require_parameters, require_step
-from gem_client.torch.brought import On, bring, log_differences
+from gem_client.torch.arguments import require_parameters, require_projection, require_step
+from gem_client.torch.brought import STATE_IS_SERVERS, On, bring, log_differences
 from gem_client.torch.local_sgd import LocalSgd, bare
 from gem_client.torch.local_steps import LocalSteps
 from gem_client.torch.parameters import (
@@ -27,7 +28,7 @@ from gem_client.torch.parameters import (
     dense,
     evaluate,
     fingerprint,
-    to_host,
+    first_values,
 )
 from gem_client.torch.staging import Staging, on_cuda, receive
 from gem_client.torch.watch import Watch
@@ -119,7 +120,10 @@ class Optimizer(torch.optim.Optimizer):
         overlap: bool = False,
         project: Callable[[], Any] | None = None,
     ) -> None:
+        if isinstance(params, Optimizer):
+            raise InvalidRequest("this Optimizer has joined a run already: give the optimizer of PyTorch, or the parameters")
         require_parameters(params, session)
+        require_projection(project)
         self._brought = brought = bring(params, on, names, schedule)
         if overlap and brought.steps_itself:
             raise InvalidRequest('overlap is not available if the worker makes its own steps: leave it out, or use on="server"')
@@ -135,7 +139,13 @@ class Optimizer(torch.optim.Optimizer):
         self._joined = False
         self._scaled = False
         self._noted: list[Any] = []
-        first = {name: to_host(parameter.detach()) for name, parameter in self._trained.items()}
+        self._under_way = False
+        first = first_values(self._trained)
+        super().__init__(trained, {"lr": 0.0})
+        self._share_groups()
+        self._bound: Any = None
+        self._staging: Staging | None = None
+        self._generation = 0
         session.join(
             first,
             groups=brought.groups,
@@ -147,20 +157,15 @@ class Optimizer(torch.optim.Optimizer):
         )
         if all(tensor.nameless for tensor in session.layout.tensors):
             log.warning("the tensors have no names: checkpoints and gem-ctl pull call them 0, 1, and so on; %s", NAME_TENSORS)
-        self._bound: Any = None
-        self._staging: Staging | None = None
-        self._generation = 0
-        super().__init__(trained, {"lr": session.learning_rate})
-        self._share_groups()
-        if self.inner is not None:
-            self.inner.register_load_state_dict_post_hook(self._inner_has_loaded)
+        with suppress(AttributeError):  # a wrapper may have no hooks: its groups are read at each step
+            self.inner.register_load_state_dict_post_hook(self._inner_has_loaded)  # type: ignore[union-attr]
         self._joined = True
         self._load()
 
     def _share_groups(self) -> None:
         """Has the groups and the state of the optimizer that was given, so that what changes them there changes them here."""
-        if self.inner is not None:
-            self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults
+        for name in ("param_groups", "state", "defaults"):
+            setattr(self, name, getattr(self.inner, name, getattr(self, name)))
 
     def _inner_has_loaded(self, inner: torch.optim.Optimizer) -> None:
         """Follows the optimizer that was given, which has replaced its groups and its state."""
@@ -181,6 +186,9 @@ class Optimizer(torch.optim.Optimizer):
             self._show_rates()
         else:
             self.inner.load_state_dict(state_dict)
+            self._share_groups()
+            if not self._brought.steps_itself and state_dict.get("state"):
+                log.warning(STATE_IS_SERVERS)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises InvalidRequest: the run's tensors are fixed once the optimizer has joined it."""
@@ -190,6 +198,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the parameters' gradients."""
+        if getattr(type(self.inner), "zero_grad", None) not in (None, torch.optim.Optimizer.zero_grad):
+            self.inner.zero_grad()  # type: ignore[union-attr]  # a wrapper may clear more
         bare(torch.optim.Optimizer.zero_grad)(self, set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
@@ -253,7 +263,11 @@ class Optimizer(torch.optim.Optimizer):
         clip them before `finish` too, as before each `step`. With a GradScaler, accumulated gradients are still
         scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again. An optimizer
         that can't do without a closure (LBFGS) makes no step here: `finish` skips the accumulated batches, and the log says
-        so. Call `step(closure)` first to train on them."""
+        so. Call `step(closure)` first to train on them.
+
+        Raises InvalidRequest, and leaves the parameters as they are, if something else has changed them, such as steps of the
+        optimizer that was given: no commit has the change, and loading θ would undo it."""
+        self._require_unchanged(all_values=True)
         rest = self._session.batches_in_hand
         if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
             if self._local is not None and self._local.needs_closure:
@@ -268,6 +282,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._local is not None and self._local.made:
             self._commit_window(self._local)
         self.answer = self._session.finish_commit() or self.answer
+        self._under_way = False
         self._load()
 
     def load_final(self) -> None:
@@ -285,9 +300,9 @@ class Optimizer(torch.optim.Optimizer):
         return False
 
     def _make_step(self, closure: Callable[[], Any] | None, loss: Any, batches: int) -> Any:
+        self._share_groups()
         self._watch.require_same_parameters()
-        if self._local is None or not self._local.made:  # between local steps the parameters are the worker's own
-            self._watch.require_unchanged(self._known_theta())
+        self._require_unchanged(all_values=False)
         evaluated = evaluate(closure) if self._local is None else self._local.step(self._rate, closure)
         loss = loss if closure is None else evaluated
         returned = loss
@@ -313,9 +328,17 @@ class Optimizer(torch.optim.Optimizer):
                     parameter.grad.used_at_version = parameter.grad._version  # type: ignore[attr-defined]
         return returned
 
-    def _known_theta(self) -> list[Tensor] | None:
-        """The θ that the parameters should hold; None if that is not known any more."""
-        if self._overlap or self._project or self._bound is not self._session.theta or self._base != self._session.base:
+    def _require_unchanged(self, all_values: bool) -> None:
+        """Raises InvalidRequest if the parameters hold a change that no commit has. Between local steps they are the worker's
+        own, and the window's commit has them."""
+        if self._local is None or not self._local.made:
+            self._watch.require_unchanged(self._known_values(), all_values)
+
+    def _known_values(self) -> list[Tensor] | None:
+        """What the parameters should hold; None if that is not known any more."""
+        if self._local is not None and self._local.began_on:
+            return self._local.began_on
+        if self._under_way or self._project or self._bound is not self._session.theta or self._base != self._session.base:
             return None
         return self._thetas
 
@@ -362,6 +385,7 @@ class Optimizer(torch.optim.Optimizer):
         gradient = self._gather()  # before the parameters move on from what it was computed on
         self._load()
         self._session.begin_commit(gradient, loss=loss, batches=batches, base=computed_on, decay=False)
+        self._under_way = True
         if rejected is not None:
             raise rejected
 

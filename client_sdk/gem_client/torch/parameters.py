@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from gem_client.torch.staging import send
 
+log = logging.getLogger("gem_client")
 SAMPLED_VALUES = 1024
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -29,9 +31,16 @@ def trained_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({
             raise InvalidRequest(
                 "parameter groups belong to an optimizer: give one, such as Optimizer(torch.optim.AdamW(groups), session)"
             )
-        name, parameter = entry if isinstance(entry, tuple) else (str(position), entry)
+        name, parameter = entry if isinstance(entry, tuple) and len(entry) == 2 else (str(position), entry)
+        if not isinstance(parameter, Tensor):
+            raise InvalidRequest(f"a parameter is a tensor, not {parameter!r}: give model.named_parameters()")
         if not parameter.requires_grad or id(parameter) in seen:
             continue
+        if names and id(parameter) not in names and name == str(position):
+            raise InvalidRequest(
+                f"names= lacks the parameter at position {position}, of shape {tuple(parameter.shape)}: give the "
+                "named_parameters() of everything that is trained"
+            )
         name = plain_name(names.get(id(parameter), name))
         if name in trained:
             raise InvalidRequest(
@@ -50,8 +59,18 @@ def trained_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({
             raise InvalidRequest(
                 f"parameter {name!r} is on the meta device, where it has no values: move it to another one, and initialise it"
             )
+        if not parameter.is_leaf:
+            raise InvalidRequest(
+                f"parameter {name!r} is computed from other tensors, so it can't be trained itself: give those, or a copy as "
+                "nn.Parameter(tensor.detach().clone())"
+            )
         seen.add(id(parameter))
         trained[name] = parameter
+    if not trained:
+        raise InvalidRequest(
+            "give at least one parameter to train: each of these is frozen, or their generator was read before (then call "
+            "model.named_parameters() anew)"
+        )
     return trained
 
 
@@ -119,8 +138,24 @@ def evaluate(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def to_host(tensor: Tensor) -> Any:
-    return tensor.to("cpu", torch.float32).numpy()
+def first_values(trained: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The parameters' values as float32 arrays on the host. Raises InvalidRequest if one can't be read, or written in place,
+    as loading θ does. Logs that the server rounds double precision."""
+    values = {}
+    for name, parameter in trained.items():
+        try:
+            with torch.no_grad():
+                parameter.copy_(parameter.clone())
+                values[name] = parameter.detach().to("cpu", torch.float32).numpy()
+        except (RuntimeError, TypeError) as error:
+            raise InvalidRequest(
+                f"parameter {name!r}, a {type(parameter).__name__}, can't be read and written in place as one float32 array "
+                f"({str(error).splitlines()[0]}): make it an nn.Parameter with all its values in one dense tensor"
+            ) from error
+    if double := [name for name, parameter in trained.items() if parameter.dtype == torch.float64]:
+        log.warning("%d parameters are float64, such as %s: the run's θ and its commits round them to float32",
+                    len(double), double[0])  # fmt: skip
+    return values
 
 
 def copy_gradient(parameter: Tensor, into: Tensor, weight_decay: float) -> None:

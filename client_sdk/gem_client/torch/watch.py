@@ -46,16 +46,17 @@ class Watch:
         if self._group_sizes() != self._sizes:
             raise InvalidRequest(f"parameters were added to the optimizer, but the run's tensors are fixed. {_FREEZE_LATER}")
 
-    def require_unchanged(self, thetas: Sequence[Tensor] | None) -> None:
-        """Raises InvalidRequest if parameters no longer hold `thetas`, flat float32 tensors on the host. If these are not known
-        any more, a changed parameter is logged."""
+    def require_unchanged(self, thetas: Sequence[Tensor] | None, all_values: bool) -> None:
+        """Raises InvalidRequest if parameters no longer hold `thetas`, what was loaded into them. If these are not known any
+        more, a changed parameter is logged. `all_values`: also compares parameters that show no sign of a change."""
         self._steps += 1
+        all_values |= self._steps <= CERTAIN_STEPS
         known = thetas if thetas is not None else [None] * len(self._versions)
         for (name, parameter), version, theta in zip(self._trained.items(), self._versions, known, strict=True):
             changed = parameter._version != version
             if theta is not None and parameter.data_ptr() != theta.data_ptr():
-                if (changed or self._steps <= CERTAIN_STEPS) and not _holds(parameter, theta):
-                    raise InvalidRequest(f"parameter {name!r} was changed since {_LAST}. {_WAYS_OUT}")
+                if (changed or all_values) and not _holds(parameter, theta):
+                    raise InvalidRequest(f"parameter {name!r} was changed since {_LAST}, and no commit has it. {_WAYS_OUT}")
             elif changed and not self._warned_of_change:
                 self._warned_of_change = True
                 log.warning("parameter %r was changed since %s: the next θ replaces it. %s", name, _LAST, _WAYS_OUT)
@@ -83,12 +84,13 @@ _FREEZE_LATER = (
 )
 _LAST = "the last step, or since the Optimizer was made"
 _WAYS_OUT = (
-    "The run has one θ for all workers: load weights before you make the Optimizer (the first worker's count), and give it a "
-    "projection such as a clamp as project="
+    "The run has one θ for all workers: make each step with the Optimizer's own step() (for SAM step(closure)), not with that "
+    "of the optimizer inside it; load weights before you make the Optimizer (the first worker's count) or after load_final(); "
+    "and give it a projection such as a clamp as project="
 )
 
 
 def _holds(parameter: Tensor, theta: Tensor) -> bool:
     """Whether a parameter holds θ, in its own dtype, or rounded by a conversion to a shorter one and back."""
     ours, theirs = parameter.detach(), theta.view_as(parameter).to(parameter.device)
-    return torch.equal(ours, theirs.to(ours.dtype)) or torch.equal(ours.bfloat16(), theirs.bfloat16())
+    return any(torch.equal(ours, theirs.to(short).to(ours.dtype)) for short in (ours.dtype, torch.bfloat16, torch.float16))

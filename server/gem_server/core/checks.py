@@ -16,6 +16,10 @@ from gem_server.rules.base import require_by_element
 MAX_NAME = 128  # characters
 MAX_SAMPLES = 1 << 32  # in one commit
 MAX_SEQUENCE = (1 << 63) - 1  # a record in the log can hold it
+_TO_COMMIT: dict[UpdateKind, str] = {
+    "gradient": "the server makes the steps. For an optimizer on each worker, start the server with --optimizer worker",
+    "delta": "make the steps on the worker, and commit what they have changed",
+}
 
 
 def require_valid_name(worker: str) -> None:
@@ -140,7 +144,7 @@ def require_applicable(header: Header, kind: UpdateKind, settings: Hyperparamete
     if header.kind != kind:
         raise InvalidRequest(
             f"rule {settings.rule} with {settings.local_steps} local steps takes a {kind}, but this commit holds a "
-            f"{header.kind}: send what the registration asked for"
+            f"{header.kind}: {_TO_COMMIT[kind]}"
         )
     if header.base_version > version:
         raise InvalidRequest(f"base version {header.base_version} does not exist: the server is at {version}")

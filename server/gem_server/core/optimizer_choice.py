@@ -99,7 +99,10 @@ def _other_optimizer(ours: str, theirs: str) -> str:
         "sgd": "this run applies SGD on the server",
     }.get(ours, f"this run has {ours} on the server, for all workers")
     if theirs == "worker":
-        return f'{run}: use Optimizer(..., on="server"), or start the server with --optimizer worker'
+        return (
+            f'{run}: use Optimizer(..., on="server"), or without PyTorch join without a choice and commit gradients; or start '
+            "the server with --optimizer worker"
+        )
     if ours == "worker":
         return f'{run}: use Optimizer(...) without on="server", or start the server with --optimizer {theirs}'
     return f"{run}, and the worker brings {theirs[:50]!r}: give all workers the same optimizer"
