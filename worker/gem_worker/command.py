@@ -20,6 +20,7 @@ from gem_worker.process.compute_gate import TURNS
 from gem_worker.tasks import BUILT_IN
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
+EXIT_STOPPED = 143  # of gem-train's workers after SIGTERM, as in shells: 128 plus the number of the signal
 STOPPED = -1  # stands for `stopped_status` until the process exits
 
 task_option = click.option(

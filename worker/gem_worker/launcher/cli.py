@@ -11,6 +11,7 @@ from gem_api import __version__
 from gem_api.errors import InvalidRequest
 from gem_api.process.extras import install, needs
 from gem_api.process.lifetime import interruptible
+from gem_api.process.logs import print_error
 from gem_api.process.options import (
     DERIVED_SHARD_SIZE,
     DURABILITIES,
@@ -22,6 +23,7 @@ from gem_api.process.options import (
     log_level_option,
     until_stopped_option,
 )
+from gem_api.process.progress import end_output
 from gem_api.process.settings_file import config_option, setting
 from gem_api.ranges import MAX_RANGES
 
@@ -157,11 +159,13 @@ def main(context: click.Context, /, **_: Any) -> None:
     except (ClusterError, InvalidRequest) as error:
         _complain(str(error))
         sys.exit(EXIT_WRONG_USE)
-    sys.exit(launch(options, user_gave, host, _complain)[0])
+    outcome = launch(options, user_gave, host, _complain)
+    end_output()
+    sys.exit(outcome[0])
 
 
 def _complain(why: str) -> None:
-    click.echo(f"gem-train: {why}", err=True)
+    print_error(f"gem-train: {why}")
 
 
 def _host(options: dict[str, Any]) -> Host:

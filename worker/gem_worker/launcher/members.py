@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.host_memory import default_limit
 from gem_api.process.options import flags, settings_without_flags
+from gem_api.process.progress import say
 from gem_api.ranges import Range
 
-from gem_worker.command import cores, exchange_flags
+from gem_worker.command import EXIT_STOPPED, cores, exchange_flags
 from gem_worker.launcher.cluster import (
     WORKER_NICENESS,
     Cluster,
@@ -94,8 +94,9 @@ def make_cluster(
     groups = spread(options["workers"], options["processes"] or options["workers"])
     common = _worker_flags(options, listening[0].address)
     settings = {name: options[name] for name in ("shared_memory", "step_seconds", "turns")}
+    settings["stopped_status"] = EXIT_STOPPED  # not 0: a worker that somebody else stops is not done
     workers = [host.member(*_worker(folder, group, common), settings, token) for group in groups]
-    return Cluster(servers, workers, lambda line: click.echo(f"  {line}"), resume, ends_together(hyperparameters))
+    return Cluster(servers, workers, lambda line: say(f"  {line}"), resume, ends_together(hyperparameters))
 
 
 def _server(
