@@ -144,10 +144,9 @@ def _loaded(entry: EntryPoint) -> click.Command:
         return cast(click.Command, entry.load())
     except Exception as error:  # anything may happen in there
         why = printable(f"{type(error).__name__}: {error}")
-        hint = "; set NUMBA_CACHE_DIR to a folder that you may write to" if "cannot cache function" in why else ""
 
         def fail(_: list[str]) -> None:
-            raise click.ClickException(f"can't load the command {entry.name}: {why}{hint}")
+            raise click.ClickException(f"can't load the command {entry.name}: {why}")
 
         rest = click.Argument(["_"], nargs=-1, type=click.UNPROCESSED)
         settings = {"ignore_unknown_options": True, "help_option_names": []}
