@@ -39,6 +39,7 @@ from gem_worker.command import (
 from gem_worker.launcher.cluster import ClusterError
 from gem_worker.launcher.members import Host, ThisMachine
 from gem_worker.launcher.options import RunToResume, run_options
+from gem_worker.tasks import TaskError, require_name
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
@@ -152,11 +153,13 @@ def main(context: click.Context, /, **_: Any) -> None:
     or SIGTERM, unless everything was trained by then.
     """
     try:
+        if context.params["task"] is not None:
+            require_name(context.params["task"])
         options, user_gave = run_options(context)
         with needs("gem-train", "demo"):
             from gem_worker.launcher.launch import launch
         host = _host(options)
-    except (ClusterError, InvalidRequest) as error:
+    except (ClusterError, InvalidRequest, TaskError) as error:
         _complain(str(error))
         sys.exit(EXIT_WRONG_USE)
     outcome = launch(options, user_gave, host, _complain)
