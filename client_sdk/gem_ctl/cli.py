@@ -26,6 +26,7 @@ from gem_api.process.options import (
     WithHeadings,
     credential_options,
     credentials,
+    no_false_abort,
 )
 from gem_api.process.printable import printable
 from gem_api.process.settings_file import config_option, setting
@@ -123,7 +124,8 @@ class _TypedErrors(WithHeadings, click.Group):
     @interruptible()
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with no_false_abort():
+                return super().invoke(ctx)
         except GemError as error:
             click.echo(f"gem-ctl: {printable(text.error(error))}", err=True)
             sys.exit(1)
