@@ -106,7 +106,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         try:
             super().save_overload(sig, data)
         except Exception as error:  # such as a full disk
-            _say_once(f"compiled code can't be kept in {self._cache_path} ({error}): the next start compiles it anew")
+            _say_once(f"compiled code in {self._cache_path} is not kept ({error}): the next start compiles it anew")
 
 
 class _NoCache(NullCache):  # type: ignore[misc]

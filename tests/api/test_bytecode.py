@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,9 +50,7 @@ def test_a_damaged_module_is_deleted_and_said_once(rest: bytes, cached: Path, tm
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
-    not hasattr(os, "geteuid") or not os.path.exists("/usr/bin/chattr") or os.geteuid() != 0, reason="needs root"
-)
+@pytest.mark.skipif(not shutil.which("chattr") or os.geteuid() != 0, reason="needs root")
 def test_a_damaged_module_that_can_not_be_deleted_is_not_read(cached: Path, tmp_path: Path) -> None:
     cached.write_bytes(cached.read_bytes()[:HEADER])
     if subprocess.run(["chattr", "+i", str(cached)], capture_output=True).returncode:

@@ -149,8 +149,9 @@ def main(context: click.Context, /, **_: Any) -> None:
       gem-train --task my_module:MyTask           your own model and data
 
     Exit status: 0 if the run is complete; 1 if it can't continue, because a process keeps dying, or if the task fails in an
-    evaluation (the model is saved); 2 if it can't start (no folder is left behind); 3 if training diverged; 130 after Ctrl-C
-    or SIGTERM, unless everything was trained by then.
+    evaluation (the model is saved), or if the run's folder has no room for the results (a line says where they are); 2 if it
+    can't start (no folder is left behind); 3 if training diverged; 130 after Ctrl-C or SIGTERM, unless everything was trained
+    by then.
     """
     try:
         if context.params["task"] is not None:
