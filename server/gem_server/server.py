@@ -162,8 +162,13 @@ class Server:
         meanwhile."""
         rule = self.core.rule
         compiled: Future[None] = Future()
-        new_thread("warm-up", lambda: compiled.set_result(warm_up(rule, self._logger)), compiled.set_exception).start()
-        stopping = asyncio.create_task(self._stop.wait())
+
+        def compile_pass() -> None:
+            warm_up(rule, self._logger)
+            compiled.set_result(None)
+
+        new_thread("warm-up", compile_pass, compiled.set_exception).start()
+        stopping: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
         await asyncio.wait([asyncio.wrap_future(compiled), stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not compiled.done():
