@@ -10,8 +10,10 @@ INTEGRATIONS := $(VENV)/.integrations
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 # One line that names each package as it comes, instead of minutes of silence.
-PROGRESS := awk '/^Collecting/ { printf "\r\033[K  %d packages, now %s", ++n, $$2; fflush() } \
-	/^Installing/ { printf "\r\033[K  installing %d packages", n; fflush() } END { print "" }'
+# Into a file only the last line: the others are rewritten by control codes.
+PROGRESS := { test -t 1 && shown=yes; awk -v shown="$$shown" '/^Collecting/ { n++ } \
+	shown && /^Collecting/ { printf "\r\033[K  %d packages, now %s", n, $$2; fflush() } \
+	shown && /^Installing/ { printf "\r\033[K" } /^Installing/ { print "  installing " n " packages"; fflush() }'; }
 
 .PHONY: help train test test-all test-slow test-docker test-wheel release check format hooks proto dashboards chart docs wheel bench paper models versus chaos soak fuzz clean
 help:

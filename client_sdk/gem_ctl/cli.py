@@ -17,6 +17,7 @@ from gem_api import __version__
 from gem_api.process.addresses import DEFAULT_PORT
 from gem_api.process.extras import install
 from gem_api.process.lifetime import interruptible, print_stacks_on_signal
+from gem_api.process.logs import print_error
 from gem_api.process.message_json import as_dict
 from gem_api.process.options import (
     SETTINGS,
@@ -26,8 +27,10 @@ from gem_api.process.options import (
     WithHeadings,
     credential_options,
     credentials,
+    no_false_abort,
 )
 from gem_api.process.printable import printable
+from gem_api.process.progress import say
 from gem_api.process.settings_file import config_option, setting
 from gem_client import Admin, GemError, Retry, connect
 from gem_client.transport.security import Security
@@ -123,7 +126,8 @@ class _TypedErrors(WithHeadings, click.Group):
     @interruptible()
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with no_false_abort():
+                return super().invoke(ctx)
         except GemError as error:
             click.echo(f"gem-ctl: {printable(text.error(error))}", err=True)
             sys.exit(1)
@@ -144,10 +148,9 @@ def _loaded(entry: EntryPoint) -> click.Command:
         return cast(click.Command, entry.load())
     except Exception as error:  # anything may happen in there
         why = printable(f"{type(error).__name__}: {error}")
-        hint = "; set NUMBA_CACHE_DIR to a folder that you may write to" if "cannot cache function" in why else ""
 
         def fail(_: list[str]) -> None:
-            raise click.ClickException(f"can't load the command {entry.name}: {why}{hint}")
+            raise click.ClickException(f"can't load the command {entry.name}: {why}")
 
         rest = click.Argument(["_"], nargs=-1, type=click.UNPROCESSED)
         settings = {"ignore_unknown_options": True, "help_option_names": []}
@@ -245,7 +248,7 @@ def pull(target: Target, out: Path) -> None:
         what = _pull(target, out, Retry(give_up_after=0))  # as the other commands, which ask once
     except OSError as error:
         raise click.ClickException(f"can't write {out}: {error}") from error
-    click.echo(f"wrote {out}: {what}", err=output.is_standard_output(out))
+    (print_error if output.is_standard_output(out) else say)(f"wrote {out}: {what}")
 
 
 def _pull(target: Target, out: Path, retry: Retry) -> str:
@@ -284,11 +287,11 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
         try:
             opened = open_tracker(tracker, to)
             retry = Retry(give_up_after=target.timeout)
-            follower = Follower(admin, opened, target.folder, lambda path: _pull(target, path, retry), click.echo)
+            follower = Follower(admin, opened, target.folder, lambda path: _pull(target, path, retry), say)
             outcome = follower.follow(every, interrupts)
         except TrackerError as error:
             raise click.ClickException(printable(str(error))) from error
-    click.echo("tracking ended; the run goes on" if outcome is None else f"the run is over: {outcome}")
+    say("tracking ended; the run goes on" if outcome is None else f"the run is over: {outcome}")
 
 
 @main.command(short_help="Writes a report of a run: one HTML page with plots.")
@@ -325,7 +328,7 @@ def report(target: Target, run: Path | None, out: Path | None) -> None:
         output.write(path, page.encode(errors="replace"))
     except OSError as error:
         raise click.ClickException(f"can't write the report: {error}") from error
-    click.echo(f"wrote {path}: {what}", err=output.is_standard_output(path))
+    (print_error if output.is_standard_output(path) else say)(f"wrote {path}: {what}")
 
 
 @main.command(short_help="Exits with 0 if the server is healthy, else with 1.")
@@ -335,7 +338,7 @@ def health(target: Target) -> None:
     with target.admin() as admin:
         if not admin.healthy():
             raise click.ClickException("the server is shutting down")
-    click.echo("serving")
+    say("serving")
 
 
 main.add_command(checkpoint)
@@ -353,7 +356,7 @@ def drain(target: Target) -> None:
     """
     with target.admin() as admin:
         queued = admin.drain()
-    click.echo(f"the server is shutting down; {queued} commits were queued")
+    say(f"the server is shutting down; {queued} commits were queued")
 
 
 @main.group(short_help="Lists the quarantined workers, or lets one register again.")
@@ -384,4 +387,4 @@ def lift_quarantine(target: Target, worker: str) -> None:
     """Lets WORKER register again."""
     with target.admin() as admin:
         admin.lift_quarantine(worker)
-    click.echo(f"{printable(worker)} may register again")
+    say(f"{printable(worker)} may register again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -26,15 +27,16 @@ def write(out: Path, content: bytes) -> None:
     elif out.exists() and not out.is_file():  # a pipe or a device
         out.write_bytes(content)
     else:
-        _replace(Path(os.path.realpath(out)), content)
+        replace(Path(os.path.realpath(out)), lambda scratch: scratch.write_bytes(content))
 
 
-def _replace(path: Path, content: bytes) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+def replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Has `write` make a file beside `path`, and puts it there once it is whole. What `write` raises leaves no file behind."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        scratch.write_bytes(content)
+        write(scratch)
         scratch.replace(path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             scratch.unlink()
         raise

@@ -15,6 +15,7 @@ from gem_api import __version__
 from gem_api.curves import Column
 from gem_api.history import HistoryError
 
+from gem_ctl import output
 from gem_ctl.curves import MAX_STALENESS, RunCurves
 from gem_ctl.local_runs import find_runs
 from gem_ctl.page import Content, Picture, Section, build, clock, natural
@@ -288,7 +289,7 @@ def write_report(folder: Path, curves: RunCurves) -> Path:
 
     Raises OSError."""
     out = folder / "report.html"
-    out.write_text(page(read_run(folder, in_progress=False, curves=curves), time.time()), encoding="utf-8", errors="replace")
+    output.write(out, page(read_run(folder, in_progress=False, curves=curves), time.time()).encode(errors="replace"))
     return out
 
 

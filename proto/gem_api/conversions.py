@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 from numpy import float32, int8, int32
 
+from gem_api.compiled import compiled
 from gem_api.layout import Vector
 
 ByteArray = npt.NDArray[np.uint8]
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _MAGNITUDE = 0x7FFFFFFF  # all bits but the sign
 _INFINITY = 0x7F800000
 _SMALLEST = float32(2.0**-119)  # a block below this would need a subnormal scale
@@ -37,7 +38,7 @@ def _output(dtype: Any) -> Any:
 # -- bfloat16: the upper half of a float32
 
 
-@njit(types.void(_input(types.int32), _output(types.uint16)), **_OPTIONS)
+@compiled(types.void(_input(types.int32), _output(types.uint16)), **_OPTIONS)
 def _to_bfloat16(bits, out):  # type: ignore[no-untyped-def]
     for i in range(bits.size):
         value = bits[i]
@@ -47,7 +48,7 @@ def _to_bfloat16(bits, out):  # type: ignore[no-untyped-def]
         out[i] = int32(rounded if value & _MAGNITUDE <= _INFINITY else nan) >> 16
 
 
-@njit(types.void(_input(types.uint16), _output(types.int32)), **_OPTIONS)
+@compiled(types.void(_input(types.uint16), _output(types.int32)), **_OPTIONS)
 def _from_bfloat16(halves, bits):  # type: ignore[no-untyped-def]
     for i in range(halves.size):
         bits[i] = halves[i] << 16
@@ -66,7 +67,7 @@ def decode_bfloat16(data: memoryview, values: Vector) -> None:
 # -- int8: blocks with a scale
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _largest(values):  # type: ignore[no-untyped-def]
     """The largest absolute value, or a NaN or an infinity. Without their sign, floats are ordered like their bits."""
     bits, top = values.view(int32), int32(0)
@@ -75,21 +76,21 @@ def _largest(values):  # type: ignore[no-untyped-def]
     return int32(top).view(float32)
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _write_scale(scale, out, at):  # type: ignore[no-untyped-def]
     word = float32(scale).view(int32)
     for i in range(4):
         out[at + i] = word >> 8 * i & 0xFF
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _read_scale(data, at):  # type: ignore[no-untyped-def]
     word = int32(data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24)
     scale = int32(word).view(float32)
     return scale if scale >= 0 else _NAN  # no encoder writes a negative scale: treat the block as NaN
 
 
-@njit(
+@compiled(
     types.void(_input(types.float32), _input(types.float32), _output(types.float32), types.intp, _output(types.uint8)),
     **_OPTIONS,
 )
@@ -125,7 +126,7 @@ def encode_blocks(gradient, residual, remainder, elements, out):  # type: ignore
         at += 4 + size
 
 
-@njit(types.void(_input(types.float32), _output(types.float32), types.intp, _output(types.uint8)), **_OPTIONS)
+@compiled(types.void(_input(types.float32), _output(types.float32), types.intp, _output(types.uint8)), **_OPTIONS)
 def encode_difference(theta, held, elements, out):  # type: ignore[no-untyped-def]
     """Encodes θ minus what the worker holds in int8 blocks, and adds what the worker will decode to what it holds.
 
@@ -156,7 +157,7 @@ def encode_difference(theta, held, elements, out):  # type: ignore[no-untyped-de
         at += 4 + size
 
 
-@njit(types.void(_input(types.uint8), types.intp, _output(types.float32)), **_OPTIONS)
+@compiled(types.void(_input(types.uint8), types.intp, _output(types.float32)), **_OPTIONS)
 def add_blocks(data, elements, held):  # type: ignore[no-untyped-def]
     """Adds the int8 blocks of `encode_difference` to what the worker holds, with the same rounding.
 
@@ -175,7 +176,7 @@ def add_blocks(data, elements, held):  # type: ignore[no-untyped-def]
         at += 4 + end - begin
 
 
-@njit(types.void(_input(types.uint8), types.intp, _output(types.float32)), **_OPTIONS)
+@compiled(types.void(_input(types.uint8), types.intp, _output(types.float32)), **_OPTIONS)
 def _from_blocks(data, elements, values):  # type: ignore[no-untyped-def]
     at = 0
     for begin in range(0, values.size, elements):

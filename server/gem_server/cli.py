@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -238,14 +239,8 @@ def main(context: click.Context, /, **options: Any) -> None:
         "tls": _tls(options["tls_cert"], options["tls_key"], options["tls_client_ca"]),
     }
     config = ServerConfig(**{name: (options | derived)[name] for name in _FIELDS})
-    try:
-        with long_imports():
-            from gem_server.server import serve
-    except RuntimeError as error:  # numba's: no folder to keep compiled code in, as on a read-only root
-        if "no locator available" not in str(error):
-            raise
-        print("Error: no writable folder for compiled code: set NUMBA_CACHE_DIR to one", file=sys.stderr)
-        sys.exit(2)
+    with long_imports():
+        from gem_server.server import serve
     tune_allocator()
     _allow_many_files()
     end_with_launcher()
@@ -253,7 +248,8 @@ def main(context: click.Context, /, **options: Any) -> None:
     export("gem-server", logger)
     try:
         with asyncio.Runner(loop_factory=DecidingLoop) as runner:
-            runner.run(serve(config, logger))
+            if runner.run(serve(config, logger)):
+                os._exit(0)  # the interpreter's shutdown may crash while a thread compiles
     except StartError as error:
         logs.print_error(f"gem-server: {error}")
         sys.exit(2)

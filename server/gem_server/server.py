@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import FrameType
@@ -17,7 +18,7 @@ from gem_api.process.addresses import is_loopback
 from gem_api.process.kernel_network import kernel_settings
 from gem_api.process.logs import Logger
 
-from gem_server.background import start_chore
+from gem_server.background import new_thread, start_chore
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import recovery
 from gem_server.rules import is_users, where_raised
@@ -30,8 +31,8 @@ from gem_server.wiring import Parts
 LAG_SECONDS = 0.25  # between two looks at the event loop's lag
 
 
-async def serve(config: ServerConfig, logger: Logger) -> None:
-    """Serves until SIGTERM, SIGINT or Drain, then ends gracefully.
+async def serve(config: ServerConfig, logger: Logger) -> bool:
+    """Serves until SIGTERM, SIGINT or Drain, then ends gracefully. Returns whether a thread still compiles.
 
     Raises:
         StartError: Wrong settings, an address in use, no usable checkpoint.
@@ -51,10 +52,13 @@ async def serve(config: ServerConfig, logger: Logger) -> None:
         _handle_ending(stop)
     except _StoppedEarly as stopped:
         logger.info("stopped before the run was restored", why=str(stopped))
-        return
+        return False
     try:
-        await server.start()
+        if not await server.start():
+            logger.info("stopped before it served")
+            return True
         await server.stopped()
+        return False
     finally:
         _handle_ending(signal.SIG_IGN)
 
@@ -134,10 +138,13 @@ class Server:
                 "hyperparameters that workers use have changed: the run's workers must register again", leases=len(ended)
             )
 
-    async def start(self) -> None:
-        """Compiles the update pass, then serves. Raises StartError if the user's own rule fails."""
+    async def start(self) -> bool:
+        """Compiles the update pass, then serves. Returns False if it was stopped while it compiled: then it is closed, and a
+        thread still compiles. Raises StartError if the user's own rule fails."""
         try:
-            self._warm_up()
+            if not await self._warm_up():
+                await self._close()
+                return False
             await self.parts.endpoint.start(self.parts.why_stalled)
             self.parts.lane.start()
         except BaseException:
@@ -148,11 +155,26 @@ class Server:
         if self.parts.group_commit:
             self._logging = start_chore("log", self.parts.group_commit.run, self._logger)
         self._log_start()
+        return True
 
-    def _warm_up(self) -> None:
+    async def _warm_up(self) -> bool:
+        """Compiles in a thread, because that can take a minute and no signal interrupts it. Returns False if `stop` was called
+        meanwhile."""
         rule = self.core.rule
-        try:
+        compiled: Future[None] = Future()
+
+        def compile_pass() -> None:
             warm_up(rule, self._logger)
+            compiled.set_result(None)
+
+        new_thread("warm-up", compile_pass, compiled.set_exception).start()
+        stopping: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([asyncio.wrap_future(compiled), stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not compiled.done():
+            return False
+        try:
+            compiled.result()
         except Exception as error:
             if not is_users(rule):
                 raise
@@ -160,6 +182,7 @@ class Server:
                 f"rule {self.core.settings.rule} raised {where_raised(rule, error)} on a model of one parameter with a "
                 "gradient of zero: fix the rule"
             ) from error
+        return True
 
     def _new_chores(self) -> Iterator[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]:
         """The background tasks besides applying commits and writing the log, with their names. None ends by itself."""

@@ -12,6 +12,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.options import as_environment, expanded
 from gem_api.ranges import WHOLE, Range
+from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as gem_server
 from gem_worker.command import cores
 from gem_worker.launcher.cli import main as gem_train
@@ -81,6 +82,52 @@ def test_a_partitioned_run_is_over_although_a_worker_has_no_place(workers: list[
     workers[0].ending, workers[2].has_place = 0, False
     assert not all_.finished, "worker-1 has not left yet"
     workers[1].ending = 0
+    assert not all_.finished, "the server has not said so"
+    all_.asked(pb.RUN_STATE_COMPLETE, all_.done)
+    assert all_.finished
+
+
+def test_a_worker_that_ends_well_before_the_run_is_complete_is_started_again(workers: list[Placed]) -> None:
+    """Somebody has stopped it, or its task ends the process."""
+    all_, said = cluster(workers)
+    workers[1].ending = 0
+    all_.asked(pb.RUN_STATE_TRAINING, ())  # asked before it ended
+    all_.tend(healthy=True, now=0.0)
+    assert (workers[1].starts, said) == (0, [])
+    all_.asked(pb.RUN_STATE_TRAINING, all_.done)
+    all_.tend(healthy=True, now=1.0)
+    all_.tend(healthy=True, now=2.0)  # the server did not answer
+    assert workers[1].starts == 1
+    assert said == ["worker-1 ended with status 0, but the run is not complete; restarting it"]
+
+
+@pytest.mark.parametrize("state", [pb.RUN_STATE_DRAINING, pb.RUN_STATE_STALLED])
+def test_a_state_that_says_nothing_of_the_run_starts_no_worker_again(workers: list[Placed], state: pb.RunState) -> None:
+    all_, _ = cluster(workers)
+    for worker in workers:
+        worker.ending = 0
+    all_.asked(state, all_.done)
+    all_.tend(healthy=True, now=0.0)
+    assert [worker.starts for worker in workers] == [0, 0, 0]
+    assert not all_.finished
+
+
+@pytest.mark.parametrize("status", [1, 2, 139, -9])
+def test_a_worker_that_dies_at_its_end_fails_no_complete_run(workers: list[Placed], status: int) -> None:
+    all_, said = cluster(workers)
+    all_.asked(pb.RUN_STATE_COMPLETE, ())
+    workers[0].ending = workers[1].ending = 0
+    workers[2].ending = status
+    for now in range(100):
+        all_.tend(healthy=True, now=float(now))
+    assert all_.finished
+    assert (workers[2].starts, said) == (0, [])
+
+
+def test_a_run_whose_workers_all_diverge_is_over(workers: list[Placed]) -> None:
+    all_, _ = cluster(workers)
+    for worker in workers:
+        worker.ending = 3
     assert all_.finished
 
 
@@ -234,6 +281,7 @@ def test_the_end_of_the_run_does_not_wait_for_a_restart(workers: list[Placed]) -
     assert workers[1].due is not None
     assert not all_.finished
     workers[0].ending = workers[2].ending = 0
+    all_.asked(pb.RUN_STATE_COMPLETE, all_.done)
     assert all_.finished
 
 

@@ -74,7 +74,7 @@ def test_what_the_server_rejects_of_the_rule_is_said_before_anything_starts(
     arguments: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
     """Not even the task's data are read."""
-    assert_refused(train("--task", "no_such_module:Task", "--runs", str(tmp_path / "runs"), *arguments), why)
+    assert_refused(train("--task", "json:Missing", "--runs", str(tmp_path / "runs"), *arguments), why)
     assert not (tmp_path / "runs").exists()
 
 
@@ -84,8 +84,8 @@ def test_a_rule_of_the_current_folder_is_found_as_the_server_finds_it(tmp_path: 
     rule = "from gem_server.rules.plain import Downpour\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\n"
     (tmp_path / "own_rule.py").write_text(rule + "class Own(Downpour):\n    speed: int = 1\n")
     monkeypatch.chdir(tmp_path)
-    assert_refused(train("--task", "cifar", "--rule", "own_rule:Own:speed=9"), "unknown task 'cifar'")
-    assert_refused(train("--task", "cifar", "--rule", "own_rule:Own:speed=x"), "speed is a whole number")
+    assert_refused(train("--task", "json:Missing", "--rule", "own_rule:Own:speed=9"), "no class 'Missing'")
+    assert_refused(train("--task", "json:Missing", "--rule", "own_rule:Own:speed=x"), "speed is a whole number")
 
 
 def test_damaged_data_is_named_and_leaves_no_run_behind(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 
 import click
 import structlog
+from gem_api.process import logs
 from gem_api.process.options import Number, ServerAddress, Whole, credential_options, together
 from gem_api.process.settings_file import config_option, setting
 from gem_api.wire import WIRE_FORMATS
 
 from gem_worker.process.compute_gate import TURNS
-from gem_worker.tasks import BUILT_IN
+from gem_worker.tasks import BUILT_IN, TaskError, require_name
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
 STOPPED = -1  # stands for `stopped_status` until the process exits
@@ -108,6 +110,15 @@ def exchange_flags(options: dict[str, Any]) -> list[str]:
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def require_task(name: str, log: logs.Logger) -> None:
+    """Ends the process if there is no such task, before PyTorch is imported."""
+    try:
+        require_name(name)
+    except TaskError as error:
+        log.error("the task can't be loaded", why=str(error))
+        sys.exit(EXIT_WRONG_USE)
 
 
 class Stopped(BaseException):

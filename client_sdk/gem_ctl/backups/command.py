@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from gem_api.process.options import Whole, WithHeadings
 from gem_api.process.printable import printable
+from gem_api.process.progress import say
 from gem_api.ranges import MAX_RANGES, Range
 
 from gem_ctl.backups import backup
@@ -59,9 +60,9 @@ def checkpoint(target: Target, to: str | None) -> None:
         run_id = checkpoints[0].state["run_id"]
         name = backup.name_of(run_id, time())
         backup.write(store, name, checkpoints)
-        click.echo(f"copied to {printable(f'{store}/{name}')}")
+        say(f"copied to {printable(f'{store}/{name}')}")
         for old in backup.prune(store, run_id, target.backup_keep) if target.backup_keep else ():
-            click.echo(f"removed {printable(f'{store}/{old}')}")
+            say(f"removed {printable(f'{store}/{old}')}")
 
 
 @click.command(cls=WithHeadings, short_help="Gets a backup back, into an empty folder.")
@@ -84,7 +85,7 @@ def restore(source: str, folder: Path, index: int | None) -> None:
     """
     with _plain_failures():
         done = restoring.restore(open_store(source), folder, index)
-    click.echo(f"restored run {done.state['run_id']} at version {done.state['version']} from {printable(done.backup)}")
+    say(f"restored run {done.state['run_id']} at version {done.state['version']} from {printable(done.backup)}")
     for of, path in sorted(done.folders.items()):
         part = Range(of, done.state["range"][1])
         which = "" if part.whole else f"--range {part} --durability log "

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from gem_api.process.bytecode import start_without_damaged
+
 LAUNCHER = "GEM_LAUNCHER_PID"  # set by gem-train for the processes that it starts
 EXIT_INTERRUPTED = 130  # as in shells: 128 plus the number of SIGINT
 _PR_SET_PDEATHSIG = 1
@@ -58,7 +60,7 @@ def long_imports() -> Iterator[None]:
     """Around imports that take seconds: Ctrl-C ends the process at once with 130, and `kill -USR1` prints its stacks.
 
     Not by an exception, which an import may catch or turn into another one; nothing has begun that needs an end. A signal that
-    is ignored, as Ctrl-C is in a script's background, stays so.
+    is ignored, as Ctrl-C is in a script's background, stays so. If a .pyc file is damaged, the process starts anew without it.
     """
     print_stacks_on_signal()
     raising = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is signal.default_int_handler]
@@ -66,6 +68,9 @@ def long_imports() -> Iterator[None]:
         signal.signal(number, lambda number, frame: os._exit(EXIT_INTERRUPTED))
     try:
         yield
+    except Exception as error:
+        start_without_damaged(error)
+        raise
     finally:
         for number in raising:
             signal.signal(number, signal.default_int_handler)

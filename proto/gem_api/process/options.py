@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the ser
 _MAX_NAME_WIDTH = 30  # where click's own column for options ends
 
 
+@contextmanager
+def no_false_abort() -> Iterator[None]:
+    """Around what a command does. click takes an EOFError for the end of the user's input, and prints "Aborted!". But no
+    command asks for input, and a file that was cut raises it too."""
+    try:
+        yield
+    except EOFError as error:
+        raise RuntimeError(f"something that was read ended too early: {error}") from error
+
+
 class WithHeadings(click.Command):
     """A command with --config, whose --help groups options under HEADINGS; options without a heading come last."""
 
@@ -65,6 +76,10 @@ class WithHeadings(click.Command):
             if hint := instead(self, error.option_name):
                 raise click.UsageError(hint, ctx) from None
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with no_false_abort():
+            return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         known = [name for names in HEADINGS.values() for name in names]

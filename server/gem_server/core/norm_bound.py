@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from statistics import median
 
 import numpy as np
+from gem_api.compiled import compiled
 from gem_api.errors import NormOutOfBounds
 from gem_api.layout import Vector
-from numba import njit
 
 WINDOW = 100  # the reference is the median of this many norms
 MIN_NORMS = 20  # nothing is rejected before this many norms: a run's first norms vary most
@@ -85,7 +85,7 @@ class NormHistory:
             self._norms.append(norm)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+@compiled(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def sum_of_squares(values):  # type: ignore[no-untyped-def]
     """Σv² of float32 values, in float64. The order of the sum is not fixed, so that the loop vectorises."""
     total = 0.0

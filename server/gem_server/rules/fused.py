@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from gem_api.compiled import compiled
 
 BLOCK = 2048
 BINS = 256
@@ -34,7 +34,7 @@ SAMPLE = 1024  # minimum number of elements counted of a tensor, if it has as ma
 SGD, ADAM, LION, GIVEN = range(4)  # how an update becomes the step Δ; GIVEN: it is Δ
 RUN = 8  # neighbours that are counted together
 STRIDE = 64  # of a large tensor, one run in 64 is counted
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _NO_PI = np.float32(-1)  # stands for the π of an element with Δ = 0
 _LANES = 4
@@ -69,39 +69,39 @@ class Scalars(NamedTuple):
     ahead: float
 
 
-@njit(fastmath={"reassoc", "contract"}, **_OPTIONS)
+@compiled(fastmath={"reassoc", "contract"}, **_OPTIONS)
 def _plus_square(total, x):  # type: ignore[no-untyped-def]
     """total + x². A separate function, because only these sums may be re-associated."""
     return total + x * x
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _take(gradient, begin, end, block):  # type: ignore[no-untyped-def]
     """block[0:] ← gradient[begin:end]; a loop, as assigning a slice takes several times as long."""
     for i in range(begin, end):
         block[i - begin] = gradient[i]
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _delta(g, eta, limit):  # type: ignore[no-untyped-def]
     """Δ = −η·g, or 0 if g is NaN or beyond ±limit."""
     return -eta * g if abs(g) <= limit else _ZERO
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _within(value, limit):  # type: ignore[no-untyped-def]
     """The value, or 0 if it is NaN or beyond ±limit."""
     return value if abs(value) <= limit else _ZERO
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _clip(value, bound):  # type: ignore[no-untyped-def]
     """The value, clipped to ±bound."""
     value = value if value < bound else bound
     return value if value > -bound else -bound
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _adam(theta, block, first, second, begin, end, scalars, rate, decay, limit, bound):  # type: ignore[no-untyped-def]
     """block: g → Δ of Adam and AdamW (`optimizers.Adam`, `optimizers.AdamW`) on [begin, end); updates both moments."""
     beta1, rest1, beta2, rest2, correct1, correct2, epsilon, extra = scalars
@@ -116,7 +116,7 @@ def _adam(theta, block, first, second, begin, end, scalars, rate, decay, limit, 
         block[i - begin] = _clip(-rate * step, bound)
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _lion(theta, block, first, begin, end, scalars, rate, decay, limit, bound):  # type: ignore[no-untyped-def]
     """block: g → Δ of Lion (`optimizers.Lion`) on [begin, end); updates the moment."""
     beta1, rest1, beta2, rest2, size = scalars
@@ -127,7 +127,7 @@ def _lion(theta, block, first, begin, end, scalars, rate, decay, limit, bound): 
         block[i - begin] = _clip(-rate * (sign + decay * theta[i]), bound)
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _step(code, theta, block, first, second, begin, end, numbers, rate, decay, limit, bound):  # type: ignore[no-untyped-def]
     """block: g → Δ of the optimizer that `code` names. `numbers` are its `scalars`, float32; rate and decay its η_t and λ."""
     if code == ADAM:
@@ -144,7 +144,7 @@ def _step(code, theta, block, first, second, begin, end, numbers, rate, decay, l
             block[i] = _delta(block[i], rate, limit)
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _reply(source, answer, begin, end):  # type: ignore[no-untyped-def]
     """answer[begin:end] ← source[begin:end], if there is an answer.
 
@@ -156,13 +156,13 @@ def _reply(source, answer, begin, end):  # type: ignore[no-untyped-def]
             answer[i] = source[i]
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _used(moved, delta, against):  # type: ignore[no-untyped-def]
     """How much of a commit's room is used: |θ_t − s|, or `against` times that if θ has moved against Δ."""
     return abs(moved) * (against if (moved < _ZERO) != (delta < _ZERO) else _ONE)
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _match(theta, block, snapshot, begin, end, scalars):  # type: ignore[no-untyped-def]
     """Eq. 19 on [begin, end) for the step Δ in `block`, which is its own proxy: moves θ, and s ahead of it. `block` receives π.
     Returns the sums of (κ·Δ)² and (θ_{t+1} − s)²."""
@@ -184,7 +184,7 @@ def _match(theta, block, snapshot, begin, end, scalars):  # type: ignore[no-unty
     return proxy, central
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _update(theta, block, moment, snapshot, begin, end, scalars, snapshot_after):  # type: ignore[no-untyped-def]
     """Eqs. 24, 19 and 27 on [begin, end): updates m, θ and s with the gradient in `block`, which receives π. All arrays must be
     distinct, so that the loop vectorises. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
@@ -208,7 +208,7 @@ def _update(theta, block, moment, snapshot, begin, end, scalars, snapshot_after)
     return proxy, central
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _gather(bits, size, first, stride, sample, held):  # type: ignore[no-untyped-def]
     """sample[held:] ← every `stride`-th run of the block's first `size` elements, from run number `first` on. Returns the
     number of elements in the sample then. It copies the last run as a whole, which is faster; the next call overwrites the
@@ -220,7 +220,7 @@ def _gather(bits, size, first, stride, sample, held):  # type: ignore[no-untyped
     return held
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _bins(bits, size, lowest, top, index):  # type: ignore[no-untyped-def]
     """The bin of each π, from its bit pattern. Positive floats are ordered like their bits, so a shift finds the bin without a
     search. Subtracting 1 first puts a value on an edge into the bin below. Returns how many have no π; they are in bin 1."""
@@ -233,7 +233,7 @@ def _bins(bits, size, lowest, top, index):  # type: ignore[no-untyped-def]
     return still
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _count(index, size, lanes):  # type: ignore[no-untyped-def]
     """Counts the bins in several tables alternately. Neighbours often share a bin, and with one table each count would wait for
     the last."""
@@ -245,7 +245,7 @@ def _count(index, size, lanes):  # type: ignore[no-untyped-def]
         lanes[0, index[i]] += np.uint32(1)
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _fold(lanes, still, row):  # type: ignore[no-untyped-def]
     """row ← the sum of the tables, which are then reset to zero. Of bin 1, `still` elements have no π."""
     for i in range(BINS):
@@ -255,7 +255,7 @@ def _fold(lanes, still, row):  # type: ignore[no-untyped-def]
     lanes[:] = 0
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _stride(size):  # type: ignore[no-untyped-def]
     """The stride s, a power of two: of a tensor of `size` elements, one run in s is counted."""
     stride = 1
@@ -264,7 +264,7 @@ def _stride(size):  # type: ignore[no-untyped-def]
     return stride
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _stretch(row, size):  # type: ignore[no-untyped-def]
     """Scales counts so that they add up to `size` exactly. It rounds their running sum, so each is within 1 of its exact
     value."""
@@ -280,7 +280,7 @@ def _stretch(row, size):  # type: ignore[no-untyped-def]
         before = now
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def quantile(counts, edges, share):  # type: ignore[no-untyped-def]
     """The value below which `share` of the counted π lie, interpolated linearly inside its bin (1/16 octave wide)."""
     total = counts[:BINS].sum()
@@ -295,7 +295,7 @@ def quantile(counts, edges, share):  # type: ignore[no-untyped-def]
     return _ZERO
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _finish_tensor(row, tensor, offsets, edges, counts, medians):  # type: ignore[no-untyped-def]
     """Adds a tensor's histogram to `counts`, stretched to its size, and takes its median."""
     _stretch(row, offsets[tensor + 1] - offsets[tensor])
@@ -303,7 +303,7 @@ def _finish_tensor(row, tensor, offsets, edges, counts, medians):  # type: ignor
     counts += row
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _cut(part, parts, offsets):  # type: ignore[no-untyped-def]
     """The element at which a part begins: about part/parts of all, at the beginning of a block of the tensor there."""
     size = offsets[-1]
@@ -313,7 +313,7 @@ def _cut(part, parts, offsets):  # type: ignore[no-untyped-def]
     return at - (at - offsets[np.searchsorted(offsets, at, side="right") - 1]) % BLOCK
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def gem_part(  # type: ignore[no-untyped-def]
     part, parts, theta, gradient, moment, second, snapshot, answer, offsets, factors, edges, settings, optimizer, numbers,
     decay, bound, snapshot_after, answer_after, counts, shared, medians, energies,
@@ -384,7 +384,7 @@ def gem_part(  # type: ignore[no-untyped-def]
         tensor += 1
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def join_parts(offsets, edges, counts, shared, medians, energies):  # type: ignore[no-untyped-def]
     """Finishes the tensors that several parts share. Arguments as filled by `gem_part`.
 
@@ -410,7 +410,7 @@ def join_parts(offsets, edges, counts, shared, medians, energies):  # type: igno
     return quantile(counts[0, 0], edges, 0.5), 0.5 * energies[:, 0].sum(), 0.5 * energies[:, 1].sum()
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def descend_part(  # type: ignore[no-untyped-def]
     part, parts, theta, gradient, first, second, snapshot, answer, offsets, factors, optimizer, numbers, eta, decay, limit,
     bound, divisor,
@@ -435,7 +435,7 @@ def descend_part(  # type: ignore[no-untyped-def]
         tensor += 1
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _descend(theta, block, snapshot, begin, end, eta, limit, divisor):  # type: ignore[no-untyped-def]
     """The step of SGD in one loop, which takes three quarters of the time of two."""
     for i in range(begin, end):
@@ -445,7 +445,7 @@ def _descend(theta, block, snapshot, begin, end, eta, limit, divisor):  # type: 
         snapshot[i] = after
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def _add(theta, block, snapshot, begin, end, divisor):  # type: ignore[no-untyped-def]
     """θ ← θ + Δ / divisor, with the step Δ in `block`."""
     for i in range(begin, end):
@@ -454,7 +454,7 @@ def _add(theta, block, snapshot, begin, end, divisor):  # type: ignore[no-untype
         snapshot[i] = after
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def all_within(values, limit):  # type: ignore[no-untyped-def]
     """Whether |v| ≤ limit for every element; False if any is NaN."""
     inside = np.int32(1)

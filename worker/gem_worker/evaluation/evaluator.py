@@ -11,7 +11,7 @@ from gem_api.process import logs
 from gem_api.process.extras import needs
 from gem_api.process.options import SETTINGS, WithHeadings, credentials, log_options
 
-from gem_worker.command import Stopped, evaluate_every_setting, log_as, member_options, stop_on_signals
+from gem_worker.command import Stopped, evaluate_every_setting, log_as, member_options, require_task, stop_on_signals
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
@@ -29,9 +29,10 @@ def main(**options: Any) -> None:
     task fails or is not the run's; 2 for wrong use, or a task that can't be loaded.
     """
     security = credentials(options)
+    log = logs.configure(options["log_format"], options["log_level"])
+    require_task(options["task"], log)
     with needs("gem-evaluator", "torch"):
         from gem_worker.evaluation.evaluate import follow
-    log = logs.configure(options["log_format"], options["log_level"])
     log_as("evaluator")
     stop_on_signals()
     try:

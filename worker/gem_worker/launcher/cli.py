@@ -11,6 +11,7 @@ from gem_api import __version__
 from gem_api.errors import InvalidRequest
 from gem_api.process.extras import install, needs
 from gem_api.process.lifetime import interruptible
+from gem_api.process.logs import print_error
 from gem_api.process.options import (
     DERIVED_SHARD_SIZE,
     DURABILITIES,
@@ -22,6 +23,7 @@ from gem_api.process.options import (
     log_level_option,
     until_stopped_option,
 )
+from gem_api.process.progress import end_output
 from gem_api.process.settings_file import config_option, setting
 from gem_api.ranges import MAX_RANGES
 
@@ -37,6 +39,7 @@ from gem_worker.command import (
 from gem_worker.launcher.cluster import ClusterError
 from gem_worker.launcher.members import Host, ThisMachine
 from gem_worker.launcher.options import RunToResume, run_options
+from gem_worker.tasks import TaskError, require_name
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
@@ -146,22 +149,27 @@ def main(context: click.Context, /, **_: Any) -> None:
       gem-train --task my_module:MyTask           your own model and data
 
     Exit status: 0 if the run is complete; 1 if it can't continue, because a process keeps dying, or if the task fails in an
-    evaluation (the model is saved); 2 if it can't start (no folder is left behind); 3 if training diverged; 130 after Ctrl-C
-    or SIGTERM, unless everything was trained by then.
+    evaluation (the model is saved), or if the run's folder has no room for the results (a line says where they are); 2 if it
+    can't start (no folder is left behind); 3 if training diverged; 130 after Ctrl-C or SIGTERM, unless everything was trained
+    by then.
     """
     try:
+        if context.params["task"] is not None:
+            require_name(context.params["task"])
         options, user_gave = run_options(context)
         with needs("gem-train", "demo"):
             from gem_worker.launcher.launch import launch
         host = _host(options)
-    except (ClusterError, InvalidRequest) as error:
+    except (ClusterError, InvalidRequest, TaskError) as error:
         _complain(str(error))
         sys.exit(EXIT_WRONG_USE)
-    sys.exit(launch(options, user_gave, host, _complain)[0])
+    outcome = launch(options, user_gave, host, _complain)
+    end_output()
+    sys.exit(outcome[0])
 
 
 def _complain(why: str) -> None:
-    click.echo(f"gem-train: {why}", err=True)
+    print_error(f"gem-train: {why}")
 
 
 def _host(options: dict[str, Any]) -> Host:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.lifetime import LAUNCHER
 from gem_api.process.options import as_environment, flags, settings_without_flags
+from gem_api.v1 import training_pb2 as pb
 
 from gem_worker.command import EXIT_DIVERGED, EXIT_WRONG_USE
 from gem_worker.launcher.tracebacks import same_failure, users_part
@@ -162,7 +163,9 @@ class Cluster:
         workers: The workers' processes.
         say: Prints a line for the user.
         resume: Whether to start the servers with --resume.
-        ends_together: Whether the run is over for all workers as soon as one is done.
+        ends_together: Whether the run is over for all workers as soon as the server says that it is complete.
+        complete: Whether the server said so when it was asked last.
+        left_early: Names of worker processes that have ended with status 0, but the server says that the run is not complete.
         diverged: Names of worker processes whose training diverged.
         committed: Whether a commit was made since the start.
         failures: By worker process: the traceback that it last ended with.
@@ -174,6 +177,8 @@ class Cluster:
     say: Callable[[str], None]
     resume: bool = False
     ends_together: bool = False
+    complete: bool = False
+    left_early: set[str] = field(default_factory=set)
     diverged: list[str] = field(default_factory=list)
     committed: bool = False
     failures: dict[str, str] = field(default_factory=dict)
@@ -185,9 +190,14 @@ class Cluster:
         for worker in self.workers:
             worker.start()
 
+    @property
+    def done(self) -> set[str]:
+        """The names of the worker processes that have ended with status 0."""
+        return {worker.name for worker in self.workers if worker.status == 0}
+
     def tend(self, healthy: bool, now: float) -> None:
         """Restarts processes that have died: a server at once, a worker that keeps failing after longer and longer pauses.
-        Gives such a worker up if the run has commits without it.
+        Gives such a worker up if the run has commits without it. Once the run is complete, no worker is started again.
 
         Args:
             healthy: Whether commits were made since the last call.
@@ -227,8 +237,9 @@ class Cluster:
         server.start("--resume")
 
     def _tend_worker(self, worker: Member, now: float) -> None:
+        over = self.ends_together and self.complete
         if worker.due is not None:
-            if now >= worker.due:
+            if now >= worker.due and not over:
                 worker.due, worker.began = None, now
                 worker.start()
             return
@@ -240,22 +251,29 @@ class Cluster:
         if worker.status == EXIT_DIVERGED and worker.name not in self.diverged:
             self.diverged.append(worker.name)
             self.say(f"{worker.name} diverged: its gradient is no longer finite")
-        elif worker.status not in (None, 0, EXIT_DIVERGED):
+        elif not over and worker.status not in self._ends(worker):
             self._stop_if_all_fail_alike(worker)
             self._restart_worker(worker, now)
 
     @property
     def finished(self) -> bool:
-        """Whether every worker process has ended by itself, done or diverged. Those that were given up don't count.
+        """Whether the run is over: every worker process has ended by itself, done or diverged. Those that were given up don't
+        count. If the run ends together, the server says whether it is complete; how its workers ended does not matter then, nor
+        do those that still wait for a place to run, or for a restart."""
+        if self.ends_together and self.complete:
+            return not any(worker.running and not worker.waiting for worker in self.workers)
+        ends = (EXIT_DIVERGED,) if self.ends_together else (0, EXIT_DIVERGED)
+        return all(worker.status in ends or worker.name in self.given_up for worker in self.workers)
 
-        If the run is over, nor do those that still wait for a place to run, or for a restart."""
-        over = self.ends_together and any(worker.status == 0 for worker in self.workers)
-        return all(
-            worker.status in (0, EXIT_DIVERGED)
-            or worker.name in self.given_up
-            or (over and (worker.waiting or worker.due is not None))
-            for worker in self.workers
-        )
+    def _ends(self, worker: Member) -> tuple[int | None, ...]:
+        """The statuses after which the worker is not started again."""
+        return (None, EXIT_DIVERGED) if worker.name in self.left_early else (None, 0, EXIT_DIVERGED)
+
+    def asked(self, state: pb.RunState, done: Collection[str]) -> None:
+        """Takes in the run's state, for the next `tend`. `done` is what `done` was before the server was asked."""
+        self.complete = state == pb.RUN_STATE_COMPLETE
+        unfinished = self.ends_together and state in (pb.RUN_STATE_WAITING, pb.RUN_STATE_TRAINING)
+        self.left_early = set(done) if unfinished else set()
 
     def stop(self) -> None:
         """Stops the workers, then the servers, which write checkpoints. Leaves no process behind."""
@@ -283,7 +301,7 @@ class Cluster:
     def _restart_worker(self, worker: Member, now: float) -> None:
         """Has a worker started again: at once for the first time, and after a pause from the second time in a row. Always after
         a pause if its task raised before the first commit: the others, which may fail alike, shall not wait for its start."""
-        ending = _ending(worker.status)
+        ending = f"{_ending(worker.status)}{'' if worker.status else ', but the run is not complete'}"
         if self._may_restart(worker, ending):
             pause = PAUSES[worker.restarts - 1]
             if self.failures.get(worker.name) and not self.committed:

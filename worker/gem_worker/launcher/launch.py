@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 from gem_api.process.lifetime import EXIT_INTERRUPTED
+from gem_api.process.progress import say
 from gem_api.ranges import all_bounds
 from gem_client import InvalidRequest
 from gem_ctl.local_runs import Announcement
@@ -99,7 +99,7 @@ def _run(
     lead = listening[0].address
     members = make_cluster(folder, options, hyperparameters, listening, host, resume)
     token = folder.admin_token.read_text().strip() if host.remote else None
-    click.echo(f"run {folder.path}: {_size(members, options, host)}, rule {rule_of(hyperparameters)}, task {options['task']}")
+    say(f"run {folder.path}: {_size(members, options, host)}, rule {rule_of(hyperparameters)}, task {options['task']}")
     _show_places(listening, folder)
     try:
         with _task_errors():
@@ -109,7 +109,10 @@ def _run(
         return _refuse(folder, error, resume, complain)
     announcement = Announcement(folder.path, lead)
     try:
-        return _monitor(monitor, members, folder, resume, complain)
+        status = _monitor(monitor, members, folder, resume, complain)
+        if (misplaced := folder.misplaced) is not None:
+            complain(misplaced)
+        return status or EXIT_FAILED * bool(misplaced)
     finally:
         ignore_signals()
         members.stop()
@@ -120,10 +123,10 @@ def _run(
 def _show_places(listening: list[Place], folder: RunFolder) -> None:
     """Prints where the servers listen, the lead first."""
     lead, *others = listening
-    click.echo(f"live page http://{lead.metrics}/")
-    click.echo(f"server {lead.address}, metrics http://{lead.metrics}/metrics, logs in {folder.logs}")
+    say(f"live page http://{lead.metrics}/")
+    say(f"server {lead.address}, metrics http://{lead.metrics}/metrics, logs in {folder.logs}")
     for index, place in enumerate(others, 1):
-        click.echo(f"server {place.address}, metrics http://{place.metrics}/metrics, range {index} of {len(listening)}")
+        say(f"server {place.address}, metrics http://{place.metrics}/metrics, range {index} of {len(listening)}")
 
 
 def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: bool, complain: Callable[[str], object]) -> int:
@@ -135,10 +138,10 @@ def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: b
         ignore_signals()
         if (status := monitor.end_trained()) is not None:
             return _scored(status, monitor, complain)
-        click.echo(f"\nstopping: workers leave, {_servers_write(len(cluster.servers))} ...")
+        say(f"\nstopping: workers leave, {_servers_write(len(cluster.servers))} ...")
         cluster.stop()
         monitor.end_early("stopped")
-        click.echo(f"stopped. {_how_to_resume(folder)}")
+        say(f"stopped. {_how_to_resume(folder)}")
         return EXIT_INTERRUPTED
     except WrongSettings as error:
         cluster.stop()
@@ -149,7 +152,7 @@ def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: b
         cluster.stop()
         monitor.end_early("failed")
         if cluster.committed or resume:
-            click.echo(_how_to_resume(folder))
+            say(_how_to_resume(folder))
         return EXIT_FAILED
     except BaseException:  # of `report`; Ray Tune stops a trial by SystemExit
         cluster.stop()

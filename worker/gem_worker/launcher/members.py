@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.host_memory import default_limit
 from gem_api.process.options import flags, settings_without_flags
+from gem_api.process.progress import say
 from gem_api.ranges import Range
 
 from gem_worker.command import cores, exchange_flags
@@ -27,6 +27,7 @@ from gem_worker.launcher.run_folder import RunFolder
 
 _THIS_MACHINE = "127.0.0.1"
 _CHECKPOINT_SECONDS = 10
+_STOPPED_STATUS = 143  # of a worker after SIGTERM, as in shells: 128 plus the number of the signal
 _MAX_APPLY_THREADS = 8  # as gem-server's own default
 # Settings of the servers that gem-train has no option for, and hands over from its --config.
 HANDED_OVER = (
@@ -94,8 +95,9 @@ def make_cluster(
     groups = spread(options["workers"], options["processes"] or options["workers"])
     common = _worker_flags(options, listening[0].address)
     settings = {name: options[name] for name in ("shared_memory", "step_seconds", "turns")}
+    settings["stopped_status"] = _STOPPED_STATUS  # not 0: a worker that somebody else stops is not done
     workers = [host.member(*_worker(folder, group, common), settings, token) for group in groups]
-    return Cluster(servers, workers, lambda line: click.echo(f"  {line}"), resume, ends_together(hyperparameters))
+    return Cluster(servers, workers, lambda line: say(f"  {line}"), resume, ends_together(hyperparameters))
 
 
 def _server(

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import click
 from gem_api.history import HistoryError
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.extras import install
+from gem_api.process.progress import say
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
 from gem_ctl.curves import RunCurves
@@ -81,7 +81,7 @@ class RunMonitor:
         seen: int | None = None if self._cluster.resume else 0  # a resumed run already has commits
         while not self._cluster.finished:
             time.sleep(_POLL_SECONDS)
-            self._poll()
+            self._ask_about(self._cluster.done)
             version = self._status.version if self._status else seen
             self._cluster.tend(healthy=seen is not None and version is not None and version > seen, now=time.monotonic())
             self._raise_failed_evaluation()
@@ -94,10 +94,10 @@ class RunMonitor:
         """Ends a run that is interrupted when everything was trained: as `run`, but a final evaluation that was under way is
         not repeated. Returns None, and does nothing, if there is something left to train."""
         if not self._finishing:
-            self._poll()
+            self._ask_about(self._cluster.done)
         # With --shards replicate the state leaves out a worker that is being restarted.
         shared = self._hyperparameters.shards == "partition"
-        complete = shared and self._status is not None and self._status.state == pb.RUN_STATE_COMPLETE
+        complete = shared and self._cluster.complete
         if not (self._finishing or self._cluster.finished or complete):
             return None
         return self._finish()
@@ -118,15 +118,29 @@ class RunMonitor:
         self._scorer.close()
         self._admin.close()
 
-    def _poll(self) -> None:
+    def _ask_about(self, done: set[str]) -> None:
+        """Has the server say whether the run is complete, as the workers that are done claim."""
+        if self._poll() and self._status is not None:
+            self._cluster.asked(self._status.state, done)
+
+    def _poll(self) -> bool:
+        """Asks for the status; returns whether the server has answered."""
         try:
             status = self._admin.status()
         except GemError:
-            return  # the server is starting or has died; `tend` restarts it
+            return False  # the server is starting or has died; `tend` restarts it
         if self._status is None and self._options.get("resume"):
-            self._folder.save_options(self._options)  # the server has accepted the changed options
+            self._store_changed_options()
         self._saw(status)
         self._scorer.offer(status.version)
+        return True
+
+    def _store_changed_options(self) -> None:
+        """The server has accepted the changed options of a resumed run: another --resume uses them too."""
+        try:
+            self._folder.save_options(self._options)
+        except OSError as error:
+            say(f"  the changed options can't be stored, so that another --resume must repeat them: {error}")
 
     def _saw(self, status: pb.GetStatusResponse) -> None:
         """Takes in a status of the server."""
@@ -167,13 +181,13 @@ class RunMonitor:
             return
         if not self._has_header:
             self._has_header = True
-            click.echo(_HEADER)
-        click.echo(_progress_line(now - self._began, status, self._scorer.last))
+            say(_HEADER)
+        say(_progress_line(now - self._began, status, self._scorer.last))
 
     def _print_start(self, joined: int) -> None:
         if joined != self._joined:
             self._joined = joined
-            click.echo(f"  starting: {joined} of {self._options['workers']} workers have joined")
+            say(f"  starting: {joined} of {self._options['workers']} workers have joined")
 
     def _finish(self) -> int:
         again, self._finishing = self._finishing, True
@@ -186,13 +200,21 @@ class RunMonitor:
         score, final = self._scorer.last, self._status.version if self._status else 0
         self._save_results(
             "diverged" if self._cluster.diverged else "complete",
-            read_curves(self._folder.commits),
+            self._curves(),
             score if score and score.version >= final else None,
             ended,
         )
         self._ended = True
         self._report_evaluation(done=True)
         return 3 if self._cluster.diverged else 0
+
+    def _curves(self) -> RunCurves:
+        """The run's history; an empty one if it can't be read: the run's results don't depend on it."""
+        try:
+            return read_curves(self._folder.commits)
+        except (OSError, HistoryError) as error:
+            say(f"  the summary lacks the history: {error}")
+            return RunCurves()
 
     def _save_results(self, outcome: str, curves: RunCurves, score: Score | None, ended: float) -> None:
         """Writes the summary, the plot and the report, and prints the closing lines."""
@@ -201,7 +223,7 @@ class RunMonitor:
         files = self._pictures(curves)
         if curves.damaged:
             files["history"] = f"{curves.damaged} damaged lines of {self._folder.commits} are left out"
-        click.echo(_closing(summary, self._folder, files))
+        say(_closing(summary, self._folder, files))
 
     def _pictures(self, curves: RunCurves) -> dict[str, str]:
         """Writes the plot and the report; returns the path of each, or why there is none.
@@ -306,7 +328,6 @@ def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
         *(f"  {name:<13}  {path}" for name, path in pictures.items()),
-        f"  summary        {folder.summary}",
-        *([f"  model          {folder.model}"] if folder.model.exists() else []),
+        *(f"  {name.partition('.')[0]:<13}  {where}" for name, where in sorted(folder.results.items(), reverse=True) if where),
     ]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -9,7 +10,10 @@ import platform
 import re
 import secrets
 import shutil
+import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,8 @@ from gem_api.layout import Layout, Vector
 from gem_api.ranges import Range
 from gem_ctl.curves import COLUMNS
 from gem_ctl.local_runs import ADMIN_TOKEN
+from gem_ctl.output import replace
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from gem_worker.evaluation import Score
@@ -37,6 +43,9 @@ class RunFolder:
     logs/server-0.log …; commits.csv and server.address are the lead's. At the end also summary.json, report.png,
     report.html and model.safetensors. If workers run on other machines: tokens, worker-token and admin-token, which only this
     run's server accepts.
+
+    Attributes:
+        results: The results that were saved, by their name, and where; None if there was no room for it anywhere.
     """
 
     def __init__(self, path: Path, given: bool = False) -> None:
@@ -52,6 +61,9 @@ class RunFolder:
         self.tokens = path / "tokens"  # only if workers run on other machines
         self.worker_token = path / "worker-token"
         self.admin_token = path / ADMIN_TOKEN
+        self.results: dict[str, Path | None] = {}
+        self._no_room: OSError | None = None
+        self._elsewhere: Path | None = None
 
     def checkpoints_of(self, held: Range) -> Path:
         """Where a server keeps its checkpoints: `checkpoints`, or checkpoints/range-I if there are several servers."""
@@ -72,9 +84,12 @@ class RunFolder:
     def create(cls, parent: Path, label: str, options: dict[str, Any]) -> RunFolder:
         """Creates a folder named after the time and the label. Raises OSError."""
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', label)}"
-        taken = 0
-        while (path := parent / (f"{name}-{taken + 1}" if taken else name)).exists():
-            taken += 1
+        parent.mkdir(parents=True, exist_ok=True)
+        for taken in itertools.count():
+            path = parent / (f"{name}-{taken}" if taken else name)
+            with suppress(FileExistsError):
+                path.mkdir()  # not a question whether it exists: another gem-train may begin in the same second
+                break
         return cls.begin(path, options)
 
     @classmethod
@@ -95,7 +110,7 @@ class RunFolder:
     def save_options(self, options: dict[str, Any]) -> None:
         """Stores the run's options for a later --resume."""
         stored = {name: value for name, value in options.items() if name != "folder"}
-        _replace(self.options, json.dumps({**stored, "resume": None}, indent=2, default=str) + "\n")
+        _write(self.options, json.dumps({**stored, "resume": None}, indent=2, default=str) + "\n")
 
     def write_tokens(self) -> str:
         """Writes the run's tokens, readable by their owner alone: the server's file, and each client's token. Returns the
@@ -122,33 +137,78 @@ class RunFolder:
         return {name: np.concatenate([piece[name] for piece in pieces] or [np.zeros(0)]) for name in names}
 
     def save_model(self, layout: Layout, theta: Vector, version: int) -> None:
-        save_file(layout.split(theta), self.model, metadata={"format": "pt", "gem_version": str(version)})
+        """Writes model.safetensors, as `results` says."""
+        metadata = {"format": "pt", "gem_version": str(version)}
+
+        def write(scratch: Path) -> None:
+            try:
+                save_file(layout.split(theta), scratch, metadata)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+
+        self._save(self.model.name, write)
 
     def save_evaluations(self, scores: list[Score]) -> None:
-        _replace(self.evaluations, json.dumps([vars(score) for score in scores if math.isfinite(score.loss)]) + "\n")
+        """Stores the evaluations for a later --resume and the report. Raises OSError."""
+        _write(self.evaluations, json.dumps([vars(score) for score in scores if math.isfinite(score.loss)]) + "\n")
 
     def load_evaluations(self) -> list[Score]:
-        return [Score(**score) for score in json.loads(self.evaluations.read_text())] if self.evaluations.exists() else []
+        """The evaluations of a run to resume. Raises OSError, or ValueError if the file is damaged."""
+        if not self.evaluations.exists():
+            return []
+        try:
+            stored = json.loads(self.evaluations.read_text())
+            known = [(int(each["version"]), float(each["loss"]), each["accuracy"]) for each in stored]
+            return [Score(version, loss, accuracy and float(accuracy)) for version, loss, accuracy in known]
+        except (TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"{self.evaluations.name} holds no evaluations") from error
 
     def save_summary(self, summary: dict[str, Any]) -> None:
-        """Writes summary.json; NaN and infinity become null, because JSON has neither."""
+        """Writes summary.json, as `results` says; NaN and infinity become null, because JSON has neither."""
         known = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in summary.items()
         }
-        _replace(self.summary, json.dumps(known, indent=2, allow_nan=False) + "\n")
+        self._save(self.summary.name, lambda scratch: scratch.write_text(json.dumps(known, indent=2, allow_nan=False) + "\n"))
+
+    @property
+    def misplaced(self) -> str | None:
+        """Which results are not in the folder, and why; None if all are."""
+        if self._no_room is None:
+            return None
+        why = f"can't write to {self.path}: {self._no_room.strerror or self._no_room}"
+        moved = [name for name, where in self.results.items() if where not in (None, self.path / name)]
+        lost = [name for name, where in self.results.items() if where is None]
+        said = [f"{' and '.join(moved)} {'is' if len(moved) == 1 else 'are'} in {self._elsewhere}"] if moved else []
+        said += [f"there is no room elsewhere for {' and '.join(lost)}"] if lost else []
+        return f"{why}; {', and '.join(said)}"
+
+    def _save(self, name: str, write: Callable[[Path], object]) -> None:
+        """Has `write` make a result in the run's folder; if that can't be written, in a new temporary folder."""
+        try:
+            replace(self.path / name, write)
+            self.results[name] = self.path / name
+            return
+        except OSError as error:
+            self._no_room = error
+        self.results[name] = None
+        with suppress(OSError):
+            if self._elsewhere is None:
+                self._elsewhere = Path(tempfile.mkdtemp(prefix=f"gem-{self.path.name}-"))
+            replace(self._elsewhere / name, write)
+            self.results[name] = self._elsewhere / name
 
 
-def _replace(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     """Writes a file of which a process that is killed leaves the old text or the new one."""
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_text(text)
-    scratch.replace(path)
+    replace(path, lambda scratch: scratch.write_text(text))
 
 
 def _write_privately(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    def write(scratch: Path) -> None:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+
+    replace(path, write)
 
 
 def samples_applied(history: dict[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

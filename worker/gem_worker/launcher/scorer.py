@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 import torch
+from gem_api.process.progress import say
 from gem_client import GemError, LayoutMismatch, Retry
 
 from gem_worker.device import CPU
@@ -45,7 +46,7 @@ class Scorer:
         self._closed = False
         self._saved = False
         self._next_at = 0.0
-        self.scores: list[Score] = folder.load_evaluations()
+        self.scores = _earlier_scores(folder)
         self.failure: Exception | None = None  # raised by the task; evaluation ends, because a retry would fail too
         self._thread = threading.Thread(target=self._run, name="scorer", daemon=True)
         self._thread.start()
@@ -108,5 +109,15 @@ class Scorer:
                 self.failure = error
                 return None
             self.scores.append(score)
-            self._folder.save_evaluations(self.scores)
+            with suppress(OSError):  # a full disk: the next evaluation stores this one too
+                self._folder.save_evaluations(self.scores)
             return score
+
+
+def _earlier_scores(folder: RunFolder) -> list[Score]:
+    """The evaluations of a run to resume; without them it goes on, too."""
+    try:
+        return folder.load_evaluations()
+    except (OSError, ValueError) as error:
+        say(f"  the earlier evaluations in {folder.path} are left out: {error}")
+        return []

@@ -15,7 +15,7 @@ from gem_api.process.lifetime import end_with_launcher
 from gem_api.process.options import SETTINGS, Whole, WithHeadings, credentials, log_options
 from gem_api.process.settings_file import setting
 
-from gem_worker.command import Stopped, exchange_options, log_as, member_options, pace_options, stop_on_signals
+from gem_worker.command import Stopped, exchange_options, log_as, member_options, pace_options, require_task, stop_on_signals
 from gem_worker.process.stopping import Stopping
 
 
@@ -68,9 +68,10 @@ def main(**options: Any) -> None:
     `stopped_status` before 0.
     """
     security = credentials(options)
+    log = logs.configure(options["log_format"], options["log_level"])
+    require_task(options["task"], log)
     with needs("gem-worker", "torch"):
         from gem_worker.process.work import work
-    log = logs.configure(options["log_format"], options["log_level"])
     name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"
     log_as(name)
     stop_on_signals()

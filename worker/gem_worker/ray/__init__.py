@@ -15,7 +15,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import click
 from click.core import ParameterSource
 from gem_api.process.extras import install
 from gem_api.process.lifetime import EXIT_INTERRUPTED, signals_interrupt
+from gem_api.process.progress import say
 from gem_api.process.settings_file import Setting, as_text
 from gem_client import Admin, GemError, Hyperparameters, InvalidRequest
 
@@ -175,7 +175,7 @@ def join(
         placement = Placement.parsed(_pairs(resources_per_worker) or "CPU=1", _pairs(labels) or "", spread)
         host = RayHost(ray_address, placement, runtime_env)
         members = [host.member(name, folder / f"{name}.log", [*flags, f"--name={name}"], settings, token) for name in names]
-        cluster = Cluster([], [*members], click.echo)
+        cluster = Cluster([], [*members], say)
         with Admin(address, timeout=5.0, token=token, **tls) as admin, connection(), signals_interrupt():
             cluster.ends_together = ends_together(Hyperparameters.from_message(admin.status().hyperparameters))
             host.connect()
@@ -201,8 +201,15 @@ def _tend(cluster: Cluster, admin: Admin) -> None:
     seen = version = 0
     while not cluster.finished:
         time.sleep(_POLL_SECONDS)
-        with suppress(GemError):  # the server is restarting, or gone: the workers retry, then end
-            version = admin.status().version
+        done = cluster.done
+        try:
+            status = admin.status()
+        except GemError:  # the server is restarting, or gone: the workers retry, then end
+            if len(done) == len(cluster.workers):
+                return
+        else:
+            version = status.version
+            cluster.asked(status.state, done)
         cluster.tend(healthy=0 < seen < version, now=time.monotonic())
         seen = version
 

@@ -14,9 +14,9 @@ from signal import SIGKILL, SIGTERM, Signals, getsignal
 from signal import signal as set_handler
 from typing import Any
 
-import click
 import ray
 from gem_api.process.options import as_environment
+from gem_api.process.progress import say
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
@@ -104,7 +104,7 @@ class RayHost:
                 "run: leave out spread and labels"
             )
         if why := self.placement.why_waiting(ray.nodes()):
-            click.echo(f"{why}. The workers wait until Ray has one")
+            say(f"{why}. The workers wait until Ray has one")
 
 
 @contextmanager

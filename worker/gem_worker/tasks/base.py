@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import sys
 from pathlib import Path
@@ -53,17 +53,30 @@ def has_optimizer(task: Task) -> bool:
     return getattr(task, "optimizer", None) is not None
 
 
+def require_name(name: str) -> tuple[str, str]:
+    """The module and the class of a task. Imports neither, nor PyTorch, which takes seconds.
+
+    Raises:
+        TaskError: There is no such task, or no such module.
+    """
+    module, _, class_ = BUILT_IN.get(name, name).partition(":")
+    if not class_.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise TaskError(f"unknown task {name!r}: choose one of {', '.join(BUILT_IN)}, or give your own as module:Class")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    top = module.partition(".")[0]  # to look for a part of it would import it
+    if top not in sys.modules and importlib.util.find_spec(top) is None:
+        raise TaskError(f"can't import {module!r} for task {name!r}: No module named {top!r}")
+    return module, class_
+
+
 def load_task(name: str, data: Path | None) -> Task:
     """The task of that name: "digits", "mnist", or "module:Class" from the current folder or an installed package.
 
     Raises:
         TaskError: The task does not exist, its class is not a Task, or its data is missing or damaged.
     """
-    module_name, _, class_name = BUILT_IN.get(name, name).partition(":")
-    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise TaskError(f"unknown task {name!r}: choose one of {', '.join(BUILT_IN)}, or give your own as module:Class")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    module_name, class_name = require_name(name)
     try:
         make = getattr(importlib.import_module(module_name), class_name)
     except ImportError as error:
