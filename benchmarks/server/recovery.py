@@ -18,7 +18,9 @@ from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
 from gem_server.durability import checkpoint, recovery
 from gem_server.durability.journal import Journal
+from gem_server.durability.log_file import LogFile
 from gem_server.durability.storage import Storage
+from gem_server.durability.write_order import WriteOrder
 from gem_server.rules import RuleInput
 from gem_server.rules.gem import Gem
 from gem_server.rules.threads import Threads
@@ -42,24 +44,26 @@ def make_run(folder: Path, parameters: int, workers: int, log_bytes: int) -> tup
     core.initialized()
     for lease in leases:
         core.pull(lease)
-    journal = Journal(Storage(), recovery.log_directory(folder), core.run_id)
+    order, file = WriteOrder[None](Journal(core.run_id)), LogFile(Storage(), recovery.log_directory(folder))
     recovery.log_directory(folder).mkdir(parents=True)
-    captured = recovery.capture(core, journal)
+    captured = recovery.capture(core, order.journal)
     captured.copy_theta()
     recovery.save(folder, captured, keep=3)
+    order.base_written()
     upload = Upload(empty(layout.size))
-    while journal.size < log_bytes:
+    while order.journal.size < log_bytes:
         lease = leases[core.central.version % workers]
         random.standard_normal(out=upload.gradient, dtype=np.float32)
         header = Header(lease.lease_id, lease.sequence + 1, lease.base_version, layout.fingerprint, 1.0, 64)
         step = core.begin(core.ticket(lease, header, 0.0, upload))
         core.finish(step, step.run(), 0.0)
-        batch = journal.take()
-        journal.write(batch)
-        journal.written(batch)
-        journal.sync()
-        journal.done(batch[-1].number)
-    journal.close()
+        group = order.ready()
+        assert group is not None
+        file.write(group)
+        order.written(group)
+        file.sync()
+        order.acknowledge(group)
+    file.close()
     return core.central.version, core.central.theta.tobytes()
 
 

@@ -13,8 +13,9 @@ from gem_server.core.state_machine import Core
 from gem_server.durability.checkpointer import Checkpointer
 from gem_server.durability.group_commit import GroupCommit, Unlogged
 from gem_server.durability.journal import Journal
+from gem_server.durability.log_file import LogFile
 from gem_server.durability.metrics import LogMetrics
-from gem_server.durability.resume import lock_directory, make_core, make_journal
+from gem_server.durability.resume import lock_directory, make_core, make_log
 from gem_server.endpoint import Endpoint
 from gem_server.event_loop import running_loop
 from gem_server.intake import messages
@@ -103,13 +104,13 @@ class Parts:
             observers.append(self.history.applied)
         self.apply_loop = ApplyLoop(core, clock, observers)
 
-        journal = make_journal(config, core.run_id, last_record)
-        self.group_commit = self._new_group_commit(journal, logger, clock) if journal else None
+        log = make_log(config, core.run_id, last_record)
+        self.group_commit = self._new_group_commit(*log, logger, clock) if log else None
         self.checkpointer = Checkpointer(
             config.checkpoint_dir, config.checkpoint_keep, core, self.apply_loop, self.progress, clock, logger,
             before=self.history.flush if self.history else lambda: None,
             notified=self.group_commit.base_checkpoint_written if self.group_commit else lambda: None,
-            journal=journal, log_limit=config.log_limit,
+            journal=self.group_commit.journal if self.group_commit else None, log_limit=config.log_limit,
         )  # fmt: skip
 
         durability = self.group_commit or Unlogged()
@@ -153,9 +154,9 @@ class Parts:
     def _queue_length(self) -> int:
         return self.apply_loop.queue_length
 
-    def _new_group_commit(self, journal: Journal, logger: Logger, clock: Clock) -> GroupCommit:
+    def _new_group_commit(self, journal: Journal, file: LogFile, logger: Logger, clock: Clock) -> GroupCommit:
         metrics = LogMetrics(self.registry, journal)
-        return GroupCommit(journal, logger, clock, metrics.flushed, lambda: self.checkpointer.write())
+        return GroupCommit(journal, file, logger, clock, metrics.flushed, lambda: self.checkpointer.write())
 
 
 def _new_progress(core: Core, now: float) -> Progress:

@@ -75,6 +75,14 @@ def test_steps_and_samples_are_counted_once_each() -> None:
     assert core.samples_committed == 15
 
 
+def test_the_samples_of_a_discarded_commit_are_not_counted() -> None:
+    core = make_core(Hyperparameters(rule="ringmaster", rule_options="threshold=1"))
+    ann, bob = start(core, ["ann", "bob"])
+    commit(core, ann, 1, ONES, samples=10)
+    assert commit(core, bob, 1, ONES, samples=5).discarded
+    assert core.samples_committed == 10
+
+
 def test_a_header_with_an_older_base_counts_its_own_staleness() -> None:
     core = make_core()
     ann, bob = start(core, ["ann", "bob"])

@@ -49,6 +49,15 @@ def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() ->
     assert leases.expired(1010.0) == [lease]
 
 
+def test_a_gap_of_more_than_half_a_lease_is_a_suspension() -> None:
+    leases = table(10.0)
+    lease = opened(leases)
+    for now, extended in ((0.0, 0.0), (5.0, 0.0), (10.25, 5.25)):
+        assert leases.extend_after_suspension(now) == extended
+    assert leases.expired(15.0) == []
+    assert leases.expired(15.25) == [lease]
+
+
 def test_a_lease_that_was_renewed_before_the_server_looked_again_gets_no_more_than_its_duration() -> None:
     leases = table(10.0)
     lease = opened(leases)

@@ -104,6 +104,15 @@ def test_neither_a_suspended_server_nor_a_restart_makes_a_worker_stalled() -> No
     assert renewed_until(core, 7000.0 + FIRST + 1, ann) == [("ann", EndReason.STALLED)]
 
 
+@pytest.mark.parametrize(("pause", "usual"), [(5.0, True), (5.25, False)])
+def test_a_pause_is_usual_unless_the_server_has_not_looked_for_more_than_half_a_lease(pause: float, usual: bool) -> None:
+    core = make_core(lease_seconds=10)
+    (ann,) = start(core)
+    core.leases.extend_after_suspension(0.0)
+    core.pull_decision(ann, pause)
+    assert core.leases.pace.longest == (pause if usual else 0.0)
+
+
 def test_what_is_kept_of_leases_that_have_ended_or_never_were_is_bounded() -> None:
     pace = Pace(10.0)
     for number in range(_REMEMBERED + 1):

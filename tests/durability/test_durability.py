@@ -163,7 +163,7 @@ def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfi
         second = in_background(lambda: (bob.join(model()), bob.commit(GRADIENT)))
         log = live.server.parts.group_commit
         assert log is not None
-        wait_until(lambda: log._waiters or second.done(), "bob's answer, or that it waits")
+        wait_until(lambda: log._order._waiters or second.done(), "bob's answer, or that it waits")
         assert not second.done()
         assert logged.checkpoint_dir is not None
         assert not list(logged.checkpoint_dir.glob("checkpoint-*"))

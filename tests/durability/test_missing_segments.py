@@ -12,7 +12,6 @@ from gem_client import Admin, GemError, connect
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import recovery
 from gem_server.durability.journal import Journal
-from gem_server.durability.storage import Storage
 from kit.core import make_core, start
 from kit.logs import Lines
 from kit.model import GRADIENT, Patience, model, version
@@ -99,7 +98,7 @@ def test_a_start_writes_no_segment_before_those_of_a_kept_checkpoint(tmp_path: P
     assert recovery.next_serial(tmp_path) == 1
     core = make_core()
     start(core)
-    captured = recovery.capture(core, Journal(Storage(), log, "run", serial=7))
+    captured = recovery.capture(core, Journal("run", serial=7))
     captured.copy_theta()
     recovery.save(tmp_path, captured, keep=2)
     assert list(log.iterdir()) == []

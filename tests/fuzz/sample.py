@@ -16,8 +16,10 @@ from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
 from gem_server.durability import recovery, segment
 from gem_server.durability.journal import Journal
+from gem_server.durability.log_file import LogFile
 from gem_server.durability.segment import Entry, Segment
 from gem_server.durability.storage import Storage
+from gem_server.durability.write_order import WriteOrder
 
 LAYOUT = Layout.of({"w": (3, 5), "b": (2,)})
 SETTINGS = Hyperparameters(batch_size=4, shard_size=8, epochs=2, shards="replicate")
@@ -34,7 +36,7 @@ def write_run(directory: Path) -> None:
     """Writes the run."""
     core = new_core(RUN, SETTINGS)
     (directory / "log").mkdir(parents=True)
-    journal = Journal(Storage(), directory / "log", RUN, new_seed=lambda: SEED)
+    order, file = WriteOrder[None](Journal(RUN)), LogFile(Storage(), directory / "log", new_seed=lambda: SEED)
     ann, bob = (core.register(name, LAYOUT, 0.0, overlap=name == "bob").lease_id for name in ("ann", "bob"))
     core.central.theta[:] = np.arange(LAYOUT.size)
     core.initialized()
@@ -42,21 +44,24 @@ def write_run(directory: Path) -> None:
         core.pull(core.leases.get(lease))
         core.lease_shard(lease, SAMPLES, 0.0)
         commit(core, lease, "float32")
-    captured = recovery.capture(core, journal)
+    captured = recovery.capture(core, order.journal)
     captured.copy_theta()
     recovery.save(directory, captured, keep=1)
+    order.base_written()
     whole, segment._ALLOCATION = segment._ALLOCATION, ALLOCATION
     try:
         _go_on(core, ann, bob)
-        waiting = journal.take()
-        for batch in (waiting[:2], waiting[2:5], waiting[5:]):  # so that later records vouch for earlier ones
-            journal.write(batch)
-            journal.written(batch)
-            journal.sync()
-            journal.done(batch[-1].number)
+        for count in (2, 3, None):  # so that later records vouch for earlier ones
+            group = order.ready()
+            assert group is not None
+            group = group._replace(records=group.records[:count])
+            file.write(group)
+            order.written(group)
+            file.sync()
+            order.acknowledge(group)
     finally:
         segment._ALLOCATION = whole
-        journal.close()
+        file.close()
 
 
 def _go_on(core: Core, ann: str, bob: str) -> None:

@@ -112,6 +112,13 @@ def test_the_core_and_the_rules_know_no_grpc_no_protobuf_no_prometheus_and_no_cl
     assert [name for path in pure for _, name in imported(path) if "_pb2" in name or name.startswith("gem_api.v1")] == []
 
 
+def test_what_decides_the_order_of_the_logs_writes_knows_no_files_no_threads_and_no_clock() -> None:
+    deciding = [path for path in room("durability") if path.stem in ("journal", "write_order")]
+    files = {f"gem_server.durability.{name}" for name in ("segment", "storage", "log_file")}
+    assert len(deciding) == 2
+    assert offences(deciding, EDGE | files) == []
+
+
 @pytest.mark.parametrize("folder", WITHIN_THE_SERVER)
 def test_a_room_of_the_server_imports_only_the_rooms_below_it(folder: str) -> None:
     below = {f"gem_server.{name}" for name in (folder, *WITHIN_THE_SERVER[folder])}

@@ -76,7 +76,7 @@ def test_a_background_task_that_fails_is_named_and_ends_the_server(
     assert {line["task"] for line in said} == {name}
 
 
-THREADS = {"log": (GroupCommit, "_next_batch"), "lane": (Reactor, "_sweep")}
+THREADS = {"log": (GroupCommit, "_next_group"), "lane": (Reactor, "_sweep")}
 
 
 @pytest.mark.parametrize("name", THREADS)

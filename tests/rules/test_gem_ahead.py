@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
-from gem_server.rules import make_rule
+from gem_server.rules import RuleInput, make_rule
 from kit.core import bits, commit, make_core, start
 from rules.passes import Run
 
@@ -134,3 +134,14 @@ def test_the_bias_correction_holds_where_a_moment_can_remember_no_longer() -> No
         run.workers[0]["snapshot"][:] = run.theta
         run.commit(np.ones(SIZE, F), 0, 99)
     np.testing.assert_allclose(before - run.theta, 0.01 / 10, rtol=1e-3)
+
+
+def test_a_moment_forgets_however_many_workers_there_are() -> None:
+    """Its weight for what it remembers stays below 1 as a float32."""
+    run, many = Run.of(ahead(optimizer_options="beta2=0.99999"), np.zeros(SIZE, F)), 100_000
+    second = run.shared.buffers["second_moment"]
+    for value in (1.0, 0.0):
+        before = second.copy()
+        rule_input = RuleInput(4 * many - 1, workers=many, shared=run.shared)
+        run.rule.apply(Layout.of({"w": (SIZE,)}), run.theta, np.full(SIZE, value, F), run.workers[0], rule_input)
+        assert (second > before).all() if value else (second < before).all()

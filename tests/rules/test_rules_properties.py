@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gem_api.layout import Vector
+from gem_api.layout import Layout, Vector
 from gem_server.core.central_variable import require_finite
-from gem_server.rules import RULES, UpdateRule, make_rule
+from gem_server.rules import RULES, RuleInput, UpdateRule, make_rule
 from gem_server.rules.fused import BINS, BLOCK
 from gem_server.rules.proxies import PROXIES
 from hypothesis import given
@@ -129,7 +129,9 @@ VARIANTS = {
     "dcasgd-c": "compensation=1000",
     "dcasgd-a": "compensation=1000 mean_square=0.95",
     "fedasync hinge": "staleness=hinge mixing=1",
+    "fedbuff 1": "buffer_size=1 outer_rate=1000",
     "fedbuff 2": "buffer_size=2 outer_rate=1000",
+    "diloco far": "outer_rate=1000 outer_momentum=0.9999999",
     "diloco delayed": "delay=3 eager=0.3 outer_rate=1000 outer_momentum=0.99",
 }  # fmt: skip
 
@@ -158,20 +160,25 @@ def test_no_update_that_is_taken_in_makes_theta_a_nan_or_an_infinity(name: str, 
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("gem", ""), ("fedbuff", "buffer_size=1 outer_rate=1000"), ("diloco", "outer_rate=1000 outer_momentum=0.9999999"),
-    ],
-)  # fmt: skip
-def test_the_largest_updates_all_one_way_never_add_up_to_an_infinity(name: str, options: str) -> None:
+@pytest.mark.parametrize("staleness", [0, 1000])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_largest_updates_all_one_way_never_add_up_to_an_infinity(name: str, staleness: int) -> None:
     """Under the settings that move θ most, from the largest θ that there is: what is added there is lost in rounding."""
-    rule = make_rule(name, options, learning_rate=1e3, momentum=0.9999999, kappa=1e3, pi_max=1e6)
+    rule = variant(name, learning_rate=1e3, momentum=0.9999999, kappa=1e3, pi_max=1e6)
     run = Run.of(rule, np.full(1, np.finfo(np.float32).max, np.float32))
-    sign = np.float32(-1 if rule.kind == "gradient" else 1)
-    for _ in range(1000):
-        run.commit(np.full(1, sign * rule.largest, np.float32))
+    update = np.full(1, rule.largest if rule.kind == "delta" else -rule.largest, np.float32)
+    for _ in range(500):
+        run.commit(update, staleness=staleness)
         assert np.isfinite(run.theta).all()
+
+
+def test_a_rescaled_commit_moves_theta_by_at_most_a_hundred_times_its_delta() -> None:
+    rule, layout, moves = make_rule("rescaled", learning_rate=1.0), Layout.of({"w": (1,)}), []
+    for staleness in (0, 198, 199, 200, 10_000):
+        theta, snapshot = np.zeros((2, 1), np.float32)
+        rule.apply(layout, theta, np.ones(1, np.float32), {"snapshot": snapshot}, RuleInput(staleness, workers=2))
+        moves.append(float(-theta[0]))
+    assert moves == [0.5, 99.5, 100.0, 100.0, 100.0]
 
 
 # -- hyper-parameters

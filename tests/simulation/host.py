@@ -6,25 +6,29 @@ One thread, no time but the one told here. A `PowerFailure` that a method raises
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 
 import structlog
-from gem_api.errors import CheckpointFailed
+from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.ranges import WHOLE, Range
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery
-from gem_server.durability import journal as journal_module
 from gem_server.durability.checkpointer import Checkpointer
+from gem_server.durability.group_commit import THREADS
+from gem_server.durability.journal import Journal, Stall
+from gem_server.durability.log_file import LogFile
+from gem_server.durability.write_order import WriteOrder
 from gem_server.telemetry.progress import Progress
+from simulation.client import Request, Response
 from simulation.disk import PowerFailure, SimulatedDisk
-from simulation.server import BetweenCommits, Server, SimulatedCheckpointer, in_thread
+from simulation.server import BetweenCommits, Log, Server, SimulatedCheckpointer, Waiter, in_thread
 from simulation.truth import Truth, fingerprint, require
 
 SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -67,6 +71,7 @@ class Host:
         random: Decides everything.
         new_id: Makes lease ids.
         truth: Checks its promises.
+        network: Where its responses go.
 
     Attributes:
         layout: What it holds of the model.
@@ -74,13 +79,22 @@ class Host:
         crashes: How often its power has failed.
     """
 
-    def __init__(self, setup: Setup, folder: Path, random: Random, new_id: Callable[[], str], truth: Truth) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        folder: Path,
+        random: Random,
+        new_id: Callable[[], str],
+        truth: Truth,
+        network: list[Request | Response],
+    ) -> None:
         self.setup = setup
         self.layout = setup.layout.part(setup.part)
         self.random = random
         self.disk = SimulatedDisk(folder, random)
         (folder / "log").mkdir()
         self.truth = truth
+        self.network = network
         self.now = 0.0
         self.crashes = 0
         self._new_id = new_id
@@ -101,28 +115,48 @@ class Host:
     # -- the server's turns: what its log and chores do
 
     def take(self) -> None:
-        server = self.server
-        if server.journal is not None and not server.writing:
-            server.writing = server.journal.take()
+        """A thread of the log takes what may be written, unless both are busy."""
+        log = self.server.log
+        if log is not None and log.writing is None and len(log.written) + len(log.synced) < THREADS:
+            log.writing = log.order.ready()
 
     def write(self) -> None:
-        server = self.server
-        if server.journal is not None and server.writing:
-            batch, server.writing = server.writing, None
-            while server.journal.begins_segment(batch) and server.written:
-                self.sync()
-            try:
-                server.journal.write(batch)
-            except OSError:
-                return  # the disk is full: again later
-            server.journal.written(batch)
-            server.written.append(batch[-1].number)
+        log = self.server.log
+        if log is None or log.writing is None:
+            return
+        group, log.writing = log.writing, None
+        try:
+            log.file.write(group)
+        except OSError:
+            self._stall()  # the disk is full: again later
+            return
+        log.order.written(group)
+        log.written.append(group)
 
     def sync(self) -> None:
-        server = self.server
-        if server.journal is not None and server.written:
-            server.journal.sync()
-            server.journal.done(server.written.popleft())
+        """One of the groups is synced. It is acknowledged at its turn."""
+        log = self.server.log
+        if log is not None and log.written:
+            log.file.sync()
+            log.synced.append(log.written.pop(self.random.randrange(len(log.written))))
+            for group in sorted(log.synced):
+                if log.order.is_next(group):
+                    log.synced.remove(group)
+                    self._tell(log.order.acknowledge(group))
+
+    def _stall(self) -> None:
+        """Nothing can be acknowledged until there is room."""
+        log = self.server.log
+        assert log is not None
+        log.order.journal.stall = Stall("no room", self.now, 0, 0)
+        for waiter in log.order.dismiss():
+            self.network.append(Response(waiter.response.request, error=Overloaded("no room")))
+
+    def _tell(self, waiters: Iterable[Waiter]) -> None:
+        """Sends the responses that nothing holds back."""
+        for response, told in waiters:
+            told()
+            self.network.append(response)
 
     def checkpoint(self) -> None:
         """Begins a checkpoint, which is written while the run continues."""
@@ -134,12 +168,13 @@ class Host:
         """What writes the server's checkpoints. With a log, one must be written before the log is."""
         server = self.server
         if server.checkpointer is None:
-            if server.logged:
-                server.unbased = server.journal or self._new_journal(self._first_run_id, 0)
+            if server.logged and server.log is None:
+                server.log = self._new_log(self._first_run_id, 0)
+            log = server.log
             server.checkpointer = SimulatedCheckpointer(
                 self.disk.root, 2, server.core, BetweenCommits(server), Progress(started=self.now), lambda: self.now, SILENT,
-                notified=lambda: setattr(server, "journal", server.unbased), journal=server.unbased, storage=self.disk,
-                in_thread=in_thread,
+                notified=lambda: self._tell(log.order.base_written()) if log else None,
+                journal=log.order.journal if log else None, storage=self.disk, in_thread=in_thread,
             )  # fmt: skip
         return server.checkpointer
 
@@ -157,6 +192,8 @@ class Host:
             require(
                 checkpoint.list_checkpoints(self.disk.root) == before, "a checkpoint that is written is said to have failed"
             )
+            if server.log is not None and not server.log.order.based:
+                self._stall()
         if server.checkpoint is None:
             kept = [lease.worker for lease in server.core.leases.live.values() if lease.before_change is not None]
             require(not kept, f"a checkpoint is over, and still keeps buffers of {kept}")
@@ -226,7 +263,7 @@ class Host:
             recovered.core.change(replace(recovered.core.settings, learning_rate=self.random.choice([0.01, 0.05, 0.2])))
         if not logged:
             return Server(recovered.core, logged=False)
-        self.server = Server(recovered.core, journal=self._new_journal(recovered.core.run_id, recovered.number))
+        self.server = Server(recovered.core, log=self._new_log(recovered.core.run_id, recovered.number))
         self.checkpointer().write_now()
         recovery.begin_life(recovered.core)
         return self.server
@@ -260,20 +297,13 @@ class Host:
         """The id of the run that the last start without a checkpoint began. A server that does not lead gives it up."""
         return f"run{self.setup.part.index}{self._runs:04d}"
 
-    def _new_journal(self, run_id: str, number: int) -> journal_module.Journal:
+    def _new_log(self, run_id: str, number: int) -> Log:
         directory = recovery.log_directory(self.disk.root)
-        serial = recovery.next_serial(self.disk.root)
-        seed: Callable[[], int] = lambda: self.random.getrandbits(32)  # noqa: E731
-        return journal_module.Journal(self.disk, directory, run_id, serial, number, seed)
-
-    # -- what its calls need to know
-
-    def durable(self) -> int:
-        """Number of the last record on the disk."""
-        return self.server.journal.durable if self.server.journal else 0
+        journal = Journal(run_id, recovery.next_serial(self.disk.root), number)
+        return Log(WriteOrder(journal), LogFile(self.disk, directory, lambda: self.random.getrandbits(32)))
 
     def _note(self) -> None:
         """Records the run's state after its last record, unless a commit is being applied."""
-        journal = self.server.journal
-        if journal is not None and self.server.step is None:
-            self.truth.prints[journal.appended] = fingerprint(self.server.core)
+        log = self.server.log
+        if log is not None and log.order.based and self.server.step is None:
+            self.truth.prints[log.order.journal.appended] = fingerprint(self.server.core)

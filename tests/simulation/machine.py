@@ -22,7 +22,7 @@ from gem_server.core.uploads import Upload
 from simulation.client import SAMPLES, Request, Response
 from simulation.everywhere import Everywhere
 from simulation.host import Host, Setup
-from simulation.server import Arriving, Plan, waits_for_checkpoint
+from simulation.server import Arriving, Log, Plan, Waiter, waits_for_checkpoint
 from simulation.truth import History, Truth, require
 
 
@@ -52,9 +52,8 @@ class Machine(Host):
         everywhere: Everywhere,
         network: list[Request | Response],
     ) -> None:
-        super().__init__(setup, folder, random, new_id, everywhere.ranges[setup.part.index])
+        super().__init__(setup, folder, random, new_id, everywhere.ranges[setup.part.index], network)
         self.everywhere = everywhere
-        self.network = network
 
     # -- the server's calls: what its servicer does
 
@@ -79,6 +78,7 @@ class Machine(Host):
 
     def _serve_register(self, request: Request, overlap: bool, lead: LeadsAnswer | None = None) -> None:
         core, setup = self.server.core, self.setup
+        self._require_writable()
         try:
             joined = core.register(request.worker, setup.layout, self.now, overlap, choice=setup.choice, lead=lead)
         finally:
@@ -97,9 +97,8 @@ class Machine(Host):
         core.initialized()
         self.truth.started(core)
         self.checkpoint()
-        while self.server.checkpoint is not None:
-            self.save()
-        self._require_based()
+        if self.server.log is not None:
+            self.server.log.order.begin()
         self._answer(request, None)
 
     def _serve_pull(self, request: Request, lease: str) -> None:
@@ -110,14 +109,14 @@ class Machine(Host):
             if decision is PullDecision.INITIALIZE:
                 self._answer(request, None)
             return  # it waits for its turn; the worker asks again
-        self._require_based()
+        self._require_writable()
         version = server.core.plan_pull(server.core.leases.get(lease))()
         self._note()
         self._answer(request, version, lambda: self.truth.tells(version))
 
     def _serve_shard(self, request: Request, lease: str, holding: tuple[int, ...]) -> None:
         self.server.core.renew(lease, self.now)
-        self._require_based()
+        self._require_writable()
         shard = self.server.core.lease_shard(lease, SAMPLES, self.now, holding)
         if isinstance(shard, NoShard):
             self._answer(request, "complete" if shard.complete else None)
@@ -128,6 +127,7 @@ class Machine(Host):
 
     def _serve_complete(self, request: Request, lease: str, shard: int) -> None:
         core = self.server.core
+        self._require_writable()
         held = core.ledger.held.get(shard)
         accepted = core.complete_shard(lease, shard, self.now)
         done = held[1] if held is not None and accepted else None
@@ -149,7 +149,7 @@ class Machine(Host):
         try:
             admission, holder = core.admit(header, self.now)
             if admission is Admission.FRESH:
-                self._require_based()
+                self._require_writable()
                 older = older or Arriving(request, header, server.uploads.begin(lease, 4 * self.layout.size))
                 whole, mine = self._arrives(older.upload, dtype, payload, begun), older
                 older = None
@@ -210,7 +210,7 @@ class Machine(Host):
         server.now = self.now
         server.uploads.pass_over()
         server.uploads.trim()
-        waiting = server.journal._waiting if server.journal is not None else server.unbased and server.unbased._waiting
+        waiting = server.log and server.log.order.journal._waiting
         if not (server.arriving or server.queue or server.step or waiting):
             memory = server.core.memory
             require(memory.uploads <= memory.usual_uploads, "memory of gradients that nobody uses is kept")
@@ -224,25 +224,26 @@ class Machine(Host):
         due = lease.recorded
         self._answer(request, applied, lambda: self.truth.acknowledges(lease_id, applied), due)
 
-    def _require_based(self) -> None:
-        if self.server.logged and self.server.journal is None:
-            raise Overloaded("there is no checkpoint yet")
+    def _require_writable(self) -> None:
+        log = self.server.log
+        if log is not None and log.order.journal.stall is not None:
+            raise Overloaded("no room")
 
     def _answer(self, request: Request, value: Any, told: Callable[[], object] = lambda: None, due: int | None = None) -> None:
         """Replies once everything so far is on the disk, or the record `due`."""
-        journal = self.server.journal
-        number = due if due is not None else journal.appended if journal is not None else 0
-        self.server.answers.append((number, Response(request, value), told))
         self._note()
+        log, waiter = self.server.log, Waiter(Response(request, value), told)
+        number = due if due is not None else log.order.journal.appended if log is not None else 0
+        if log is None or not self.awaits(log, number):
+            self._tell([waiter])
+        elif log.order.journal.stall is not None:
+            self.refuse(request, Overloaded("no room"))
+        else:
+            log.order.wait(number, waiter)
 
-    def answer_what_is_durable(self) -> None:
-        server = self.server
-        durable = self.durable()
-        for number, response, told in server.answers:
-            if number <= durable:
-                told()
-                self.network.append(response)
-        server.answers = [answer for answer in server.answers if answer[0] > durable]
+    def awaits(self, log: Log, number: int) -> bool:
+        """Whether a response waits for a record."""
+        return log.order.awaits(number)
 
     # -- checkpoints that an operator asks for
 

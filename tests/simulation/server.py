@@ -7,15 +7,16 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
-from gem_server.durability import journal as journal_module
 from gem_server.durability.checkpointer import Checkpointer, Written
+from gem_server.durability.log_file import LogFile
+from gem_server.durability.write_order import Group, WriteOrder
 from gem_server.intake.uploads import Uploads
 from simulation.client import Request, Response
 
@@ -43,14 +44,31 @@ class Plan:
         self.result, self.done = self.plan()(), True
 
 
+class Waiter(NamedTuple):
+    """A response that waits until a record is on the disk, and what its promise is."""
+
+    response: Response
+    told: Callable[[], object]
+
+
+@dataclass
+class Log:
+    """The write-ahead log, and what stands for the threads that write it."""
+
+    order: WriteOrder[Waiter]
+    file: LogFile
+    writing: Group | None = None
+    written: list[Group] = field(default_factory=list)  # to be synced
+    synced: list[Group] = field(default_factory=list)  # to be acknowledged
+
+
 @dataclass
 class Server:
     """The state that is lost with the process."""
 
     core: Core
     logged: bool = True  # whether this start keeps a log
-    journal: journal_module.Journal | None = None  # once there is a checkpoint for it to follow
-    unbased: journal_module.Journal | None = None
+    log: Log | None = None
     checkpointer: Checkpointer | None = None
     checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
     jobs: list[tuple[Request, Coroutine[Any, Any, object]]] = field(default_factory=list)  # calls of other kinds that take long
@@ -60,9 +78,6 @@ class Server:
     now: float = 0.0  # on the clock of the uploads
     queue: deque[Commit | Plan] = field(default_factory=deque)
     step: Step | None = None
-    writing: list[journal_module.Waiting] | None = None
-    written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
-    answers: list[tuple[int, Response, Callable[[], object]]] = field(default_factory=list)  # due when a record is durable
     asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
 
     def __post_init__(self) -> None:

@@ -194,8 +194,6 @@ class World:
         actions, weights = [action for action, _ in choices], [weight for _, weight in choices]
         for action in self.random.choices(actions, weights, k=steps):
             action()
-            for machine in self.machines:
-                machine.answer_what_is_durable()
 
     def time_passes(self) -> None:
         """Everywhere, if nothing happens meanwhile."""
@@ -247,8 +245,8 @@ class World:
         """Whether a request or its response is under way, or a server works on it. If not, it is lost."""
         server = self.machines[request.index].server
         messages = [message if isinstance(message, Request) else message.request for message in self.network]
-        answers = [response.request for _, response, _ in server.answers]
-        return any(known is request for known in [*messages, *answers, *chain(*server.asked.values())])
+        waiting = [waiter.response.request for _, waiter in server.log.order._waiters] if server.log is not None else []
+        return any(known is request for known in [*messages, *waiting, *chain(*server.asked.values())])
 
     def client_dies(self) -> None:
         """Kills a worker, perhaps between two ranges. Another takes its place, sometimes under the same name."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
 from gem_server.durability.journal import Journal
 from gem_server.durability.metrics import LogMetrics
-from gem_server.durability.storage import Storage
 from gem_worker.process.metrics import WorkerMetrics
 from prometheus_client import CollectorRegistry, Metric
 from telemetry.test_metrics import after_everything
@@ -38,7 +36,7 @@ def worker_registry() -> CollectorRegistry:
 def log_registry() -> CollectorRegistry:
     """The metrics of a server's log."""
     registry = CollectorRegistry()
-    LogMetrics(registry, Journal(Storage(), Path(), "run")).flushed(0.001)
+    LogMetrics(registry, Journal("run")).flushed(0.001)
     return registry
 
 

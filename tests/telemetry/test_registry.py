@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import WHOLE, Range
 from gem_server.durability.journal import Journal
 from gem_server.durability.metrics import LogMetrics
-from gem_server.durability.storage import Storage
 from gem_server.telemetry.metrics import Metrics, ServerRegistry
 from gem_server.telemetry.progress import Progress, Traffic
 from kit.core import make_core
@@ -25,7 +23,7 @@ def server_of(part: Range) -> ServerRegistry:
     core = make_core(Hyperparameters())
     core.part = part
     Metrics(registry, core, Progress(started=0.0), Traffic(), lambda: 0, lambda at: at)
-    LogMetrics(registry, Journal(Storage(), Path(), "run")).flushed(0.001)
+    LogMetrics(registry, Journal("run")).flushed(0.001)
     ProcessCollector(registry=registry)
     return registry
 
@@ -54,7 +52,7 @@ def test_the_label_is_all_that_a_range_adds() -> None:
 def test_a_scrape_that_names_its_metrics_gets_the_label_too() -> None:
     registry = ServerRegistry(Range(1, 2))
     Metrics(registry, make_core(Hyperparameters()), Progress(started=0.0), Traffic(), lambda: 0, lambda at: at)
-    LogMetrics(registry, Journal(Storage(), Path(), "run"))
+    LogMetrics(registry, Journal("run"))
     text = generate_latest(registry.restricted_registry(["gem_log_flush_seconds_count"])).decode()
     assert 'gem_log_flush_seconds_count{range="1"} 0.0' in text
 

@@ -1,4 +1,5 @@
-"""Group commit: threads write the log to the disk, and replies to clients wait until their records are there."""
+"""Group commit: threads write the log to the disk, and replies to clients wait until their records are there. `write_order.py`
+has the decisions."""
 
 from __future__ import annotations
 
@@ -6,16 +7,17 @@ import asyncio
 import errno
 import math
 import threading
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
 
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.logs import Logger
 
 from gem_server.background import new_thread
-from gem_server.durability.journal import Journal, Stall, Waiting
+from gem_server.durability.journal import Journal, Stall
+from gem_server.durability.log_file import LogFile
 from gem_server.durability.storage import FULL, NoRoom
+from gem_server.durability.write_order import Group, WriteOrder
 from gem_server.event_loop import running_loop
 
 RETRY_SECONDS = 1.0
@@ -76,6 +78,7 @@ class GroupCommit:
 
     Args:
         journal: The log to write.
+        file: Where it is written.
         logger: The server's logger.
         clock: Returns monotonic seconds.
         flushed: Called with the seconds that a group of records took.
@@ -85,12 +88,15 @@ class GroupCommit:
     def __init__(
         self,
         journal: Journal,
+        file: LogFile,
         logger: Logger,
         clock: Callable[[], float],
         flushed: Callable[[float], None],
         checkpoint: Callable[[], Awaitable[object]],
     ) -> None:
         self.journal = journal
+        self._file = file
+        self._order: WriteOrder[asyncio.Future[None]] = WriteOrder(journal)
         self._logger = logger
         self._clock = clock
         self._flushed = flushed
@@ -98,9 +104,7 @@ class GroupCommit:
         self._loop = running_loop()
         self._changed = threading.Condition(self._loop.lock)
         self._turn_to_write = threading.Lock()
-        self._has_base = self._beginning = self._closed = False
-        self._taken = self._acknowledged = 0  # groups
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._closed = False
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
         self._said_at = -math.inf
@@ -108,21 +112,18 @@ class GroupCommit:
 
     def base_checkpoint_written(self) -> None:
         """Call this when a checkpoint is complete: the log may now be written, as it follows that checkpoint."""
-        if not self._has_base:
-            self._well()  # the first checkpoint could not be written; later, only a group that is written says that all is well
-        self._has_base, self._beginning = True, False
+        if not self._order.based:
+            self._well()  # the first checkpoint could not be written
+        _resolve(self._order.base_written())
         self._changed.notify_all()
-        for number, waiting in self._waiters:
-            if number <= self.journal.durable:  # it was too early for the log, and is in the checkpoint
-                _resolve(waiting)
 
     async def begin(self) -> None:
-        self._beginning = True  # commits come from now on, and only the checkpoint will have the first of them
+        self._order.begin()
         try:
             await self._checkpoint()
         except CheckpointFailed as error:
             why = f"can't write the run's first checkpoint ({error}): free space, commits wait until then"
-            self._refuse(why, 0, self.journal.free())
+            self._refuse(why, 0, self._file.free())
             self.require_writable()
 
     @property
@@ -134,11 +135,11 @@ class GroupCommit:
             raise Overloaded(self.journal.stall.why)
 
     def awaited(self, number: int) -> asyncio.Future[None] | None:
-        if number <= self.journal.durable and not self._beginning:
+        if not self._order.awaits(number):
             return None
         self.require_writable()
         done: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((number, done))
+        self._order.wait(number, done)
         self._changed.notify_all()
         return done
 
@@ -153,7 +154,7 @@ class GroupCommit:
     async def finished(self) -> None:
         """As `settled`, at the end. Returns at once if no checkpoint was completed that the log could follow: nothing was
         acknowledged then, and the last checkpoint will hold it all."""
-        if self._has_base:
+        if self._order.based:
             await self.settled()
 
     async def run(self) -> None:
@@ -165,14 +166,14 @@ class GroupCommit:
         finally:
             self._closed = True
             self._changed.notify_all()
-            self._stop(Overloaded("the server is shutting down: try again once it has restarted"))
+            _resolve(self._order.dismiss(), Overloaded("the server is shutting down: try again once it has restarted"))
 
     async def close(self) -> None:
         """Ends the threads, and closes the file."""
         self._closed = True
         self._changed.notify_all()
         await asyncio.to_thread(self._join)
-        self.journal.close()
+        self._file.close()
 
     def _join(self) -> None:
         for thread in self._threads:
@@ -182,9 +183,9 @@ class GroupCommit:
     # -- on the threads
 
     def _work(self) -> None:
-        while (group := self._write_next()) is not None:
-            self.journal.sync()
-            self._acknowledge(group)
+        while (written := self._write_next()) is not None:
+            self._file.sync()
+            self._acknowledge(*written)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -194,50 +195,42 @@ class GroupCommit:
                 self._failed.set_exception(error)
             self._loop.wake()
 
-    def _write_next(self) -> _Group | None:
-        """Waits for records, and writes them as one group. Returns None at the end."""
+    def _write_next(self) -> tuple[Group, float] | None:
+        """Waits for records, and writes them as one group. Returns it with the time at which writing began; None at the end."""
         with self._turn_to_write:
             while True:
                 with self._changed:
-                    batch, began = self._next_batch(), self._clock()
-                if batch is None:
+                    group, began = self._next_group(), self._clock()
+                if group is None:
                     return None
                 try:
-                    self.journal.write(batch)
+                    self._file.write(group)
                 except OSError as error:
                     if error.errno not in FULL:
                         raise
                     self._wait_for_room(error)
                     continue
                 with self._changed:
-                    self.journal.written(batch)
-                    self._taken += 1
-                    return _Group(self._taken, batch[-1].number, began)
+                    self._order.written(group)
+                return group, began
 
-    def _next_batch(self) -> list[Waiting] | None:
+    def _next_group(self) -> Group | None:
         """Waits for records that may be written; None at the end."""
         while not self._closed:
-            batch = self.journal.take() if self._has_base else []
-            # Everything of the last segment must be on the disk before the next one begins.
-            if batch and (self._taken == self._acknowledged or not self.journal.begins_segment(batch)):
-                return batch
+            if (group := self._order.ready()) is not None:
+                return group
             self._changed.wait()
         return None
 
-    def _acknowledge(self, group: _Group) -> None:
+    def _acknowledge(self, group: Group, began: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._acknowledged == group.place - 1 or self._closed)
-            if self._acknowledged != group.place - 1:
+            self._changed.wait_for(lambda: self._order.is_next(group) or self._closed)
+            if not self._order.is_next(group):
                 return
-            self._acknowledged = group.place
-            self.journal.done(group.last)
             self._well()
-            self._flushed(self._clock() - group.began)
-            # Not in the order of their numbers: who repeats an older commit waits for its record.
-            for number, waiting in self._waiters:
-                if number <= group.last:
-                    _resolve(waiting)
-            self._waiters = deque(waiter for waiter in self._waiters if waiter[0] > group.last)
+            released = self._order.acknowledge(group)
+            self._flushed(self._clock() - began)
+            _resolve(released)
             self._changed.notify_all()
             self._loop.wake()
 
@@ -245,7 +238,7 @@ class GroupCommit:
         # "No space left on device" would be untrue: a segment takes much at a time, of which there is some.
         cause = "" if error.errno == errno.ENOSPC else f" ({error.strerror})"
         why = f"too little room on the disk of the server's log{cause}: free space there, commits wait until then"
-        needed, free = error.nbytes if isinstance(error, NoRoom) else 0, self.journal.free()
+        needed, free = error.nbytes if isinstance(error, NoRoom) else 0, self._file.free()
         with self._changed:
             self._refuse(why, needed, free)
             self._loop.wake()
@@ -260,30 +253,19 @@ class GroupCommit:
                 "no commit is acknowledged until there is room on the disk", why=why, seconds=round(now - stall.since),
                 needed_mib=needed >> 20 or "unknown", free_mib=free >> 20,
             )  # fmt: skip
-        self._stop(Overloaded(why))
+        _resolve(self._order.dismiss(), Overloaded(why))
 
     def _well(self) -> None:
         if self.journal.stall is not None:
             self._logger.info("the disk has room again: commits are acknowledged")
-            self.journal.stall, self._said_at = None, -math.inf
-
-    def _stop(self, error: Overloaded) -> None:
-        while self._waiters:
-            _resolve(self._waiters.popleft()[1], error)
+            self._said_at = -math.inf
 
 
-class _Group(NamedTuple):
-    """Records that were written together: their place among the groups, the last one's number, and when writing began."""
-
-    place: int
-    last: int
-    began: float
-
-
-def _resolve(waiter: asyncio.Future[None], error: Overloaded | None = None) -> None:
-    if waiter.done():
-        return  # the waiting call has ended
-    if error is None:
-        waiter.set_result(None)
-    else:
-        waiter.set_exception(error)
+def _resolve(waiters: Iterable[asyncio.Future[None]], error: Overloaded | None = None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue  # the waiting call has ended
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

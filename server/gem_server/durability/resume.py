@@ -19,6 +19,7 @@ from gem_server.core.quarantine import Quarantine
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery
 from gem_server.durability.journal import Journal
+from gem_server.durability.log_file import LogFile
 from gem_server.durability.segment import DamagedLog
 from gem_server.durability.storage import Storage
 from gem_server.rules import require_named
@@ -38,8 +39,8 @@ class Beginning(NamedTuple):
     outdated: bool
 
 
-def make_journal(config: ServerConfig, run_id: str, number: int) -> Journal | None:
-    """The log of a run whose last record is `number`; None if no log is kept. Raises StartError."""
+def make_log(config: ServerConfig, run_id: str, number: int) -> tuple[Journal, LogFile] | None:
+    """The log of a run whose last record is `number`, and its file; None if no log is kept. Raises StartError."""
     if config.durability != "log" or config.checkpoint_dir is None:
         return None
     directory = recovery.log_directory(config.checkpoint_dir)
@@ -47,7 +48,7 @@ def make_journal(config: ServerConfig, run_id: str, number: int) -> Journal | No
         Storage().make_directories(directory, 0o700)
     except OSError as error:
         raise StartError(f"can't create the log's folder: {error}") from error
-    return Journal(Storage(), directory, run_id, recovery.next_serial(config.checkpoint_dir), number)
+    return Journal(run_id, recovery.next_serial(config.checkpoint_dir), number), LogFile(Storage(), directory)
 
 
 def make_core(config: ServerConfig, clock: Callable[[], float], logger: Logger) -> Beginning:
