@@ -28,6 +28,7 @@ from gem_api.process.options import (
     until_stopped_option,
     without_end,
 )
+from gem_api.process.printable import printable
 from gem_api.process.settings_file import config_option, setting
 from gem_api.process.tracing import export
 from gem_api.ranges import WHOLE, Range
@@ -255,7 +256,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         with asyncio.Runner(loop_factory=DecidingLoop) as runner:
             runner.run(serve(config, logger))
     except StartError as error:
-        logs.print_error(f"gem-server: {error}")
+        logs.print_error(f"gem-server: {printable(str(error))}")
         sys.exit(2)
 
 
