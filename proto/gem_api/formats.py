@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from gem_api import __version__
+from gem_api.errors import InvalidRequest
 from gem_api.process.printable import printable
 
 CHECKPOINT = 2
@@ -41,6 +42,26 @@ def not_understood(what: object, why: object, release: object) -> str:
     return (
         f"{what} is intact, but this release, {__version__}, does not understand it: {why}. Use release {named(release)}, "
         "which wrote it. Nothing was changed"
+    )
+
+
+def require_known_contract(number: int, release: str) -> None:
+    """Raises InvalidRequest if a client speaks a higher contract than this server. 0 means 1."""
+    if number > CONTRACT:
+        raise InvalidRequest(
+            f"this client, of release {named(release)}, speaks contract {number}, and this server, of release {__version__}, "
+            f"up to {CONTRACT}: upgrade the server, or use a client of its release"
+        )
+
+
+def outdated(what: str, number: int, release: str) -> str:
+    """Says that the other side of a connection is of an earlier release; empty if it is not. It is served all the same."""
+    number = max(1, number)
+    if number >= CONTRACT:
+        return ""
+    return (
+        f"{what} is of release {named(release)} with contract {number}, and this is release {__version__} with contract "
+        f"{CONTRACT}: upgrade {what}"
     )
 
 
