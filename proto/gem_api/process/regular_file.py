@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+MAX_BYTES = 1 << 26  # of a small file, such as the summary of a run
+
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:

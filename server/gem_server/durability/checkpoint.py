@@ -36,7 +36,7 @@ from gem_api.formats import (
 from gem_api.framing import empty
 from gem_api.layout import Group, Layout, Vector
 from gem_api.process.logs import Logger
-from gem_api.process.regular_file import read_regular
+from gem_api.process.regular_file import open_regular, read_regular
 from gem_api.ranges import Range
 from gem_api.schedule import Eta
 from safetensors import SafetensorError, safe_open
@@ -365,7 +365,7 @@ def _check_file(path: Path, expected: dict[str, Any]) -> None:
         raise BadCheckpoint(
             f"{path}: it has {size} bytes, but {expected['bytes']} were written: it is truncated or was changed"
         )
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
             raise BadCheckpoint(f"{path}: it was changed after it was written (its SHA-256 differs)")
 

@@ -27,6 +27,7 @@ from crc32c import crc32c
 from gem_api import __version__
 from gem_api.formats import LOG, not_understood, of_another_release
 from gem_api.framing import Bytes
+from gem_api.process.regular_file import open_regular
 from gem_api.schema import BIG, COUNT, REAL, Maybe, Schema, require
 
 from gem_server.core.records import Kind, Record
@@ -202,9 +203,12 @@ class Segment:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.torn = False
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+        try:
+            with open_regular(path) as file:
+                size = path.stat().st_size
+                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+        except ValueError as error:
+            raise DamagedLog(f"{error}: it is not a log segment") from None
         layout = self._layout()
         header, self._begin = self._data[: layout.size], _aligned(layout.size + _CRC.size)
         if len(self._data) < layout.size + _CRC.size or _CRC.unpack_from(self._data, layout.size)[0] != crc32c(header):
