@@ -27,7 +27,7 @@ from kit.raw_ranges import commit_all, serving_ranges
 from kit.server import config, serving
 from structlog import get_logger
 
-_FALLING = {"schedule": "cosine", "decay_versions": 20, "warmup_versions": 4}
+_FALLING: dict[str, Any] = {"schedule": "cosine", "decay_versions": 20, "warmup_versions": 4}
 CASES = {
     "gem": Hyperparameters(**_FALLING),
     "gem-nesterov-int8": Hyperparameters(rule_options="proxy=nesterov", **_FALLING),
@@ -64,7 +64,7 @@ def train(case: str, begun: ServerConfig, into: Path) -> None:
             session = sessions[step % 3 == 0]
             session.commit(update, loss=float(step), samples=4, kind=session.update_kind)
             if step == 6:
-                ctl("--server", live.address, "checkpoint", *(["--to", into / "backups"] if "backup" in case else []))
+                ctl("--server", live.address, "checkpoint", *(["--to", str(into / "backups")] if "backup" in case else []))
         shutil.copytree(into / "run", into / "crashed")
     shutil.rmtree(into / "run")
     (into / "crashed").rename(into / "run")

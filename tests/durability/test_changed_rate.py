@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import rate
-from gem_server.core.records import Record
+from gem_server.core.records import Kind, Record
 from gem_server.core.state_machine import Core
 from gem_server.durability import replay
 from kit.core import bits, commit, make_core, restored, save_core, start
@@ -71,10 +71,10 @@ def test_a_replay_of_the_change_has_the_same_bits(change: str, proxy: str, tmp_p
     start(core, ["ann", "bob"])
     save_core(core, tmp_path)
     records: list[Record] = []
-    core.record_to(records.append)
+    core.record_to(lambda record: records.append(record) or 0)
     steps(core, FIRST)
     core.change(after)
-    records.append(Record(replay.Kind.BEGAN, vars(after)))
+    records.append(Record(Kind.BEGAN, vars(after)))
     steps(core, THEN)
     again = restored(tmp_path, begun)
     for record in records:

@@ -150,7 +150,7 @@ def test_a_checkpoint_that_fails_again_and_again_is_tried_less_and_less_often(tm
         assert [pause(30.0, failed) for failed in (0, 1, 5, 6)] == [1, 1, 16, 30]
         live.server.parts.progress.checkpointed(1, 0.0)
         assert [pause(30.0, failed) for failed in (0, 1, 9)] == [30, 30, 30]
-        live.server.parts.checkpointer.journal = SimpleNamespace(size=1 << 40)
+        live.server.parts.checkpointer.journal = SimpleNamespace(size=1 << 40)  # type: ignore[assignment]
         assert [pause(30.0, failed) for failed in (0, 1, 3, 9)] == [0, 1, 4, 60]
         live.server.parts.checkpointer.journal = None
 

@@ -140,7 +140,7 @@ def test_the_commands_on_files_refuse_a_foreign_checkpoint_and_take_no_older_one
     of_format_3(max(run.glob("checkpoint-*")))
     before = names(run)
     for command in (["log", "replay", run, "--out", tmp_path / "theta"], ["reshard", run, tmp_path / "new", "--ranges", "1"]):
-        done = ctl(*command)
+        done = ctl(*map(str, command))
         assert done.exit_code == 1
         assert "is of format 3" in done.stderr.splitlines()[-1]
     assert names(run) == before

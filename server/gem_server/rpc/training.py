@@ -187,7 +187,7 @@ class TrainingServicer:
         if registration.ended:
             self._lease_ended(registration.ended)
         self.core.leases.get(registration.lease_id).frozen = request.frozen_fingerprint
-        notes = {"waiting_for": self.core.workers_awaited} if self.core.workers_awaited else {}
+        notes: dict[str, int | str] = {"waiting_for": self.core.workers_awaited} if self.core.workers_awaited else {}
         if old := outdated("the worker", request.contract, request.release):
             notes["upgrade"] = old
         self.logger.info("worker registered", worker=request.worker_name, workers=len(self.core.leases.live), **notes)
