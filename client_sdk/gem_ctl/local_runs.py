@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import IO
 
 from gem_api.process.addresses import is_this_machine
+from gem_api.process.printable import printable
+from gem_api.process.regular_file import MAX_BYTES, read_regular
 
 ADMIN_TOKEN = "admin-token"  # in the folder of a run whose server asks for tokens
 _FILE = "server.address"
@@ -48,7 +50,7 @@ def find_runs(runs: Path) -> dict[Path, str]:
             if not path.is_file():  # opening a pipe would wait for its writer
                 continue
             with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
-                address = file.read().strip()
+                address = file.read(1000).strip()
                 # gem-train's server runs on this machine: a file with another address must not receive a token.
                 if not _lock(file, shared=True) and is_this_machine(address):
                     addresses[path.parent] = address
@@ -67,8 +69,8 @@ def newest_run(runs: Path) -> Path | None:
 
 def outcome(folder: Path) -> str:
     """How a run of gem-train ended, as its summary says."""
-    with suppress(OSError, ValueError, AttributeError):
-        return str(json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("outcome") or "failed")
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        return printable(str(json.loads(read_regular(folder / "summary.json", MAX_BYTES)).get("outcome") or "failed"))
     return "failed"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gem_api.history import HistoryError, read_history
+from gem_api.process.regular_file import MAX_BYTES, read_regular
 
 from gem_ctl.curves import COLUMNS, RunCurves
 
@@ -124,7 +125,7 @@ def _read_launcher_files(run: RecordedRun, folder: Path, in_progress: bool) -> N
 
 def _read_json(run: RecordedRun, path: Path, kind: type) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, MAX_BYTES))
     except FileNotFoundError:
         return kind()
     except (OSError, ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from gem_api.hyperparameters import DEFAULTS, Hyperparameters
 
@@ -71,6 +72,22 @@ def eta_change(now: float, before: float) -> float:
     """`now` divided by `before`, two learning rates or their factors: how a moment that holds steps changes with them. It is 1
     if `before` is nearly 0."""
     return now / before if before > _SMALLEST else 1.0
+
+
+class Eta(NamedTuple):
+    """η_t as its two parts: the learning rate η, and the schedule's factor for it."""
+
+    rate: float
+    factor: float
+
+    @classmethod
+    def at(cls, hyperparameters: Hyperparameters, version: int) -> Eta:
+        """η_t at a version."""
+        return cls(hyperparameters.learning_rate, factor(hyperparameters, version))
+
+    def change_since(self, before: Eta | None) -> float:
+        """As `eta_change`; 1 if there is none before."""
+        return 1.0 if before is None else eta_change(self.factor, before.factor) * eta_change(self.rate, before.rate)
 
 
 def rate(hyperparameters: Hyperparameters, version: int) -> float:

@@ -29,6 +29,7 @@ from gem_api.process.options import (
     until_stopped_option,
     without_end,
 )
+from gem_api.process.printable import printable
 from gem_api.process.settings_file import config_option, setting
 from gem_api.process.tracing import export
 from gem_api.ranges import WHOLE, Range
@@ -251,7 +252,7 @@ def main(context: click.Context, /, **options: Any) -> None:
             if runner.run(serve(config, logger)):
                 os._exit(0)  # the interpreter's shutdown may crash while a thread compiles
     except StartError as error:
-        logs.print_error(f"gem-server: {error}")
+        logs.print_error(f"gem-server: {printable(str(error))}")
         sys.exit(2)
 
 

@@ -304,7 +304,8 @@ class Server:
         try:
             await self.parts.checkpointer.write_last()
         except CheckpointFailed as error:
-            raise StartError(f"{log}the last checkpoint could not be written; the previous one is intact: {error}") from error
+            left = self.parts.checkpointer.what_is_left()
+            raise StartError(f"{log}the last checkpoint could not be written; {left}: {error}") from error
         if log_error:
             raise StartError(f"{log}the last checkpoint has all commits: check the disk, then start again with --resume")
 

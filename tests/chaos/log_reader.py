@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-_HEADER = struct.Struct("<8sQQI8sI")  # magic, serial, first record, seed, run, CRC
+_HEADER = struct.Struct("<8sQQI8s20sI")  # magic, serial, first record, seed, run, release, CRC
 _RECORD = struct.Struct("<4sIQQIQI")  # mark, CRC, number, durable, bytes of text, bytes of payload, CRC of both
 
 
@@ -48,15 +48,15 @@ def _open(path: Path, run_id: str) -> tuple[memoryview, int, int]:
     header = bytes(data[: _HEADER.size])
     if len(header) < _HEADER.size:
         raise BrokenLog(f"{path.name} has no header")
-    magic, serial, begin, seed, run, check = _HEADER.unpack(header)
-    if magic != b"GEMLOG1\n" or check != crc32c(header[:-4]) or run.decode() != run_id or path.name != f"segment-{serial:08d}":
+    magic, serial, begin, seed, run, _, check = _HEADER.unpack(header)
+    if magic != b"GEMLOG2\n" or check != crc32c(header[:-4]) or run.decode() != run_id or path.name != f"segment-{serial:08d}":
         raise BrokenLog(f"{path.name} has a damaged header, or another run's")
     return data, begin, seed
 
 
 def _whole(data: memoryview, number: int, seed: int) -> Iterator[Entry]:
     """The records up to the first incomplete one."""
-    at = _HEADER.size
+    at = -(-_HEADER.size // 8) * 8
     while at + _RECORD.size <= len(data):
         mark, check, found, _, text_bytes, payload_bytes, content_check = _RECORD.unpack_from(data, at)
         begin = at + _RECORD.size

@@ -214,7 +214,7 @@ class Dying(Folder):
 
 
 def test_a_backup_counts_once_all_of_it_is_there(written: Path, tmp_path: Path) -> None:
-    files = 6
+    files = 7
     for left in range(files + 1):
         store = Dying(tmp_path / str(left), left)
         with suppress(BackupFailed):
@@ -229,10 +229,10 @@ def test_a_backup_that_is_being_removed_does_not_count(written: Path, tmp_path: 
     store = Dying(tmp_path, 1)
     with pytest.raises(BackupFailed, match="killed"):
         backup.prune(store, "run", 1)
-    assert len(store.files()) == 5
+    assert len(store.files()) == 7
     assert [each.complete for each in backup.find(store).values()] == [False, True]
     assert backup.prune(Folder(tmp_path), "run", 1) == [backup.name_of("run", 0)]
-    assert len(store.files()) == 3
+    assert len(store.files()) == 4
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
@@ -266,7 +266,7 @@ def test_a_backup_replaces_nothing(written: Path, tmp_path: Path) -> None:
     backup.write(Folder(tmp_path), NAME, [received(written)])
     with pytest.raises(BackupFailed, match="exists already"):
         backup.write(Folder(tmp_path), NAME, [received(written)])
-    assert len(Folder(tmp_path).files()) == 3
+    assert len(Folder(tmp_path).files()) == 4
 
 
 # -- how many are kept

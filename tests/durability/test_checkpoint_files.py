@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from durability.checkpoint_helpers import FILES, trained
-from gem_server.durability import checkpoint
+from gem_api.formats import CHECKPOINT_FORMAT
 from gem_server.durability.checkpoint import list_checkpoints, newest
 from kit.core import SMALL, bits, commit, restored, save_core, write_file
 from safetensors.numpy import load_file, save
@@ -75,7 +75,7 @@ def test_a_tensor_file_is_never_written_over(tmp_path: Path) -> None:
 
 def test_the_format_is_the_documented_one(tmp_path: Path) -> None:
     state = json.loads((save_core(trained(), tmp_path) / "state.json").read_text())
-    assert state["format"] == checkpoint.FORMAT == "gem-checkpoint/1"
+    assert state["format"] == CHECKPOINT_FORMAT == "gem-checkpoint/2"
     assert state["hyperparameters"]["rule"] == "gem"
     assert set(state["files"]) == set(FILES[:2])
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from gem_server.durability.scratch import Scratch
 from gem_server.durability.storage import NewFile, Storage
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.telemetry.history import History
+from kit.logs import Lines
 from kit.model import GRADIENT, in_background, model, version
 from kit.pauses import Pause
 from kit.raw_client import SMALL, chunks, initialize_header, wired
@@ -112,6 +115,44 @@ def test_a_checkpoint_stands_though_an_older_one_cannot_be_removed(tmp_path: Pat
         session.commit(GRADIENT)
         assert admin.checkpoint().version == 3
         assert len(list(tmp_path.glob("checkpoint-*"))) == 1
+
+
+def test_a_failure_says_whether_there_is_an_earlier_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: Lines
+) -> None:
+    def said(left: str) -> None:
+        wait_until(lambda: f"checkpoint failed; {left}" in [line["event"] for line in warned], left)
+
+    with serving(config(checkpoint_dir=tmp_path, checkpoint_interval=0.02, durability="snapshot")) as live:
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "make_directory", broken)
+            session = joined(live)
+            said("there is none yet: the model is only in memory")
+            with pytest.raises(StartError, match="could not be written; there is none yet: the model is only in memory: could"):
+                live.stop()
+        session.close()
+    assert not list(tmp_path.glob("checkpoint-*"))
+    warned.clear()
+    with serving(config(checkpoint_dir=tmp_path, checkpoint_interval=0.02, durability="snapshot")) as live:
+        session = joined(live)
+        wait_until(lambda: list(tmp_path.glob("checkpoint-*")), "a checkpoint")
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "make_directory", broken)
+            session.commit(GRADIENT)
+            said("the previous one is intact")
+        session.close()
+
+
+def test_a_checkpoint_that_fails_again_and_again_is_tried_less_and_less_often(tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path)) as live:
+        pause = live.server.parts.checkpointer._pause
+        assert [pause(math.inf, failed) for failed in (0, 1, 2, 3, 6, 7, 10**6)] == [1, 1, 2, 4, 32, 60, 60]
+        assert [pause(30.0, failed) for failed in (0, 1, 5, 6)] == [1, 1, 16, 30]
+        live.server.parts.progress.checkpointed(1, 0.0)
+        assert [pause(30.0, failed) for failed in (0, 1, 9)] == [30, 30, 30]
+        live.server.parts.checkpointer.journal = SimpleNamespace(size=1 << 40)  # type: ignore[assignment]
+        assert [pause(30.0, failed) for failed in (0, 1, 3, 9)] == [0, 1, 4, 60]
+        live.server.parts.checkpointer.journal = None
 
 
 def test_a_start_that_keeps_fewer_makes_room(logged: ServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

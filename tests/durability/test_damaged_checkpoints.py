@@ -92,16 +92,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     **{f"{name} is longer": (grow(name), name) for name in FILES},
     **{f"{name} has a flipped bit {where}": (flip(name, at), name)
        for name in FILES[:2] for where, at in {"in its length": 0, "in its header": 20, "at its end": -1}.items()},
-    "state.json is of another format": (edit(lambda state: state.update(format="gem-checkpoint/2")), "gem-checkpoint/2"),
-    "state.json has no format": (edit(lambda state: state.pop("format")), "format"),
     "state.json has another figure": (replace("state.json", b'"version": 7', b'"version": 3'), "state.json"),
     "state.json is garbage": (text("state.json", b"\x00garbage{"), "state.json"),
     "state.json is not UTF-8": (text("state.json", b"\xff\xfe"), "state.json"),
     "state.json is a list": (text("state.json", b"[]"), "state.json"),
     "state.json is null": (text("state.json", b"null"), "state.json"),
-    "state.json names no files": (edit(lambda state: state.pop("files")), "files"),
     "state.json is a pipe": (pipe("state.json"), "state.json"),
-    "state.json has an unknown setting": (edit(lambda state: state["hyperparameters"].update(new=1)), "new"),
 }  # fmt: skip
 
 

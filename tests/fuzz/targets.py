@@ -134,7 +134,7 @@ def run_log(data: bytes) -> None:
 
 def sealed_segment(records: list[bytes]) -> bytes:
     """A file of the log with these records."""
-    head = segment._HEADER.pack(segment._MAGIC, 1, 1, SEED, RUN.encode())
+    head = segment._HEADER.pack(segment._MAGIC, 1, 1, SEED, RUN.encode(), b"0.1.0")
     head += segment._CRC.pack(crc32c(head))
     pieces: list[bytes | memoryview] = [head.ljust(segment._aligned(len(head)), b"\0")]
     for number, each in enumerate(records, 1):

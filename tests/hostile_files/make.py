@@ -16,7 +16,7 @@ from crc32c import crc32c
 from fuzz.targets import MODEL, NEXT_RECORD, PAYLOAD, TARGETS, checkpoint_name, contents, sealed_segment
 from gem_server.durability import segment
 from gem_server.durability.checkpoint import BadCheckpoint
-from gem_server.durability.segment import DamagedLog
+from gem_server.durability.segment import DamagedLog, ForeignLog
 
 FOLDER = Path(__file__).parent
 HUGE = 2**64 - 1
@@ -42,10 +42,10 @@ def records() -> list[bytes]:
     return right("log").split(NEXT_RECORD)
 
 
-def header(magic: bytes = b"GEMLOG1\n", serial: int = 1, first: int = 1, run: bytes = b"0a1b2c3d") -> bytes:
+def header(magic: bytes = b"GEMLOG2\n", serial: int = 1, first: int = 1, run: bytes = b"0a1b2c3d") -> bytes:
     """A segment's header, with a valid checksum."""
-    head = segment._HEADER.pack(magic, serial, first, 7, run)
-    return head + segment._CRC.pack(crc32c(head))
+    head = segment._HEADER.pack(magic, serial, first, 7, run, b"9.8.7")
+    return (head + segment._CRC.pack(crc32c(head))).ljust(segment._aligned(segment._HEADER_BYTES), b"\0")
 
 
 def with_header(**changes: Any) -> bytes:
@@ -84,7 +84,7 @@ def sealed(*texts: bytes) -> bytes:
 SEGMENTS: dict[str, Callable[[], Hostile]] = {
     "empty": lambda: Hostile(b"", DamagedLog, "not a log segment"),
     "all-zeros": lambda: Hostile(bytes(4096), DamagedLog, "not a log segment"),
-    "header-of-another-version": lambda: Hostile(with_header(magic=b"GEMLOG2\n"), DamagedLog, "another version"),
+    "header-of-another-version": lambda: Hostile(with_header(magic=b"GEMLOG3\n"), ForeignLog, "release 9.8.7, which"),
     "header-of-another-segment": lambda: Hostile(with_header(serial=2), DamagedLog, "segment 2"),
     "header-with-the-largest-numbers": lambda: Hostile(with_header(serial=HUGE, first=HUGE), DamagedLog, "segment 1844"),
     "header-with-a-flipped-bit": lambda: Hostile(flipped(20), DamagedLog, "header is damaged"),
@@ -94,18 +94,18 @@ SEGMENTS: dict[str, Callable[[], Hostile]] = {
     "record-with-a-flipped-bit-in-its-payload": lambda: Hostile(flipped(record_at(2) - 20), DamagedLog, "record 2"),
     "record-with-another-number": lambda: Hostile(with_fields(1, number=9), DamagedLog, "record 2"),
     "records-in-another-files-seed": lambda: Hostile(
-        header()[: segment._HEADER_BYTES] + right("segment")[segment._HEADER_BYTES : record_at(1)] + b"GEMr" * 9
+        header() + right("segment")[len(header()) : record_at(1)] + b"GEMr" * 9
         + right("segment")[record_at(2) :], DamagedLog, "hole"),
     "record-missing": lambda: Hostile(
         right("segment")[: record_at(1)] + right("segment")[record_at(2) :], DamagedLog, "record 2"),
-    "record-with-a-text-that-is-no-json": lambda: Hostile(sealed(b"{"), DamagedLog, "invalid content"),
-    "record-with-a-text-that-is-no-utf-8": lambda: Hostile(sealed(b'["\xff",{}]'), DamagedLog, "invalid content"),
+    "record-with-a-text-that-is-no-json": lambda: Hostile(sealed(b"{"), ForeignLog, "does not understand"),
+    "record-with-a-text-that-is-no-utf-8": lambda: Hostile(sealed(b'["\xff",{}]'), ForeignLog, "does not understand"),
     "record-with-a-text-nested-too-deeply": lambda: Hostile(sealed(b"[" * 20_000), DamagedLog, "too deeply"),
     "record-with-fields-that-are-a-list": lambda: Hostile(sealed(b'["ended",[]]'), DamagedLog, "ended"),
     "record-of-an-unknown-kind": lambda: Hostile(sealed(b'["stolen",{}]'), DamagedLog, "stolen"),
-    "record-of-a-kind-that-is-a-list": lambda: Hostile(sealed(b"[[],{}]"), DamagedLog, "invalid content"),
+    "record-of-a-kind-that-is-a-list": lambda: Hostile(sealed(b"[[],{}]"), ForeignLog, "does not understand"),
     "record-with-a-number-of-5000-digits": lambda: Hostile(
-        sealed(b'["pulled",{"lease":"x","version":' + b"1" * 5000 + b"}]"), DamagedLog, "invalid content"),
+        sealed(b'["pulled",{"lease":"x","version":' + b"1" * 5000 + b"}]"), ForeignLog, "does not understand"),
 }  # fmt: skip
 
 
@@ -245,10 +245,14 @@ STATES: dict[str, Callable[[], Hostile]] = {
     "state-with-a-negative-sample-count": lambda: part("ledger.samples", "ledger", samples=-1),
     "state-with-a-shard-beyond-its-samples": lambda: part(
         "a shard", "ledger", held=[["lease-1", 1, "ann", 0, 2**63, HUGE]]),
+    "state-with-an-empty-shard": lambda: part("a shard", "ledger", held=[["lease-1", 1, "ann", 0, 8, 8]]),
+    "state-with-a-returned-shard-that-is-empty": lambda: part("a shard", "ledger", decks=[["ann", 0, 8, [[1, 8, 8]]]]),
     "state-with-more-samples-dealt-than-there-are": lambda: part("dealt more", "ledger", decks=[["ann", 0, 41, []]]),
     "state-with-a-shard-of-a-stranger": lambda: part("stranger", "ledger", held=[["stranger", 1, "ann", 0, 0, 8]]),
     "state-with-an-outcome-that-does-not-exist": lambda: state("lucky", outcomes={"lucky": 1}),
     "lease-with-a-sequence-that-is-null": lambda: lease("sequence", sequence=None),
+    "lease-with-a-rate-that-is-nan": lambda: lease("learning-rate", eta=[float("nan"), 1.0]),
+    "lease-with-a-factor-above-1": lambda: lease("factor", eta=[0.1, 1.5]),
     "lease-whose-buffers-are-missing": lambda: Hostile(with_state(rename_lease), BadCheckpoint, "stranger/"),
     "lease-with-an-answer-that-is-a-list": lambda: lease("answer", answer=[]),
     "state-nested-too-deeply": lambda: Hostile(b"[" * 20_000, BadCheckpoint, "RecursionError"),

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from gem_api import __version__
 from gem_api.errors import (
     GemError,
     InvalidRequest,
@@ -19,6 +20,7 @@ from gem_api.errors import (
     SettingsDiffer,
     TransportError,
 )
+from gem_api.formats import CONTRACT
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters, decay_of_workers
 from gem_api.layout import Layout, Vector
@@ -173,6 +175,8 @@ class Membership:
             overlap=overlap,
             optimizer=choice.to_message() if choice else None,
             frozen_fingerprint=frozen,
+            contract=CONTRACT,
+            release=__version__,
         )
 
     def enter(self) -> None:

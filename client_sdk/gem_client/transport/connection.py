@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
+from gem_api.formats import outdated
 from gem_api.framing import chunk_frames, parse_frame
 from gem_api.layout import Vector
 from gem_api.process.lifetime import where_threads_stand
@@ -93,6 +94,8 @@ class Connection:
 
     def register(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
+        if old := outdated("the server", response.contract, response.release):
+            log.warning("%s", old)
         return response
 
     def keep_alive(self, lease_id: str, seconds: float, standing: Standing) -> None:

@@ -1,10 +1,11 @@
 """Backups of a run in a folder or an object store, each complete or not one.
 
+backup-<UTC time>-<run id>/backup-format.json                     its format's number, and the release that wrote it
 backup-<UTC time>-<run id>/checkpoint-<version>-<serial>/{state.json, model.safetensors, workers.safetensors}    of one server
 backup-<UTC time>-<run id>/range-<index>/checkpoint-…/…                                           of several, one for each range
 
 A backup counts once state.json of its first checkpoint is there. That file comes last: after all others were read back, and had
-the SHA-256 that the server had written into state.json.
+the SHA-256 that the server had written into state.json. A backup without backup-format.json is of format 1.
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ from operator import itemgetter
 from typing import Any
 
 import click
+from gem_api import __version__
+from gem_api.formats import BACKUP, CHECKPOINT, MAX_STATE_BYTES, checkpoint_number, of_another_release
+from gem_api.ranges import MAX_RANGES
+from gem_api.schema import COUNT, require
 
 from gem_ctl.backups.stores import BackupFailed, Store
 
 STATE, FILES = "state.json", ("model.safetensors", "workers.safetensors")
-CHECKPOINT = r"checkpoint-\d{12}-\d{4,}"
+FORMAT = "backup-format.json"
+_MAX_FORMAT_BYTES = 1000
+_FILE = {"bytes": COUNT, "sha256": str}
+_READ = {"run_id": str, "version": COUNT, "range": (COUNT, COUNT), "files": dict.fromkeys(FILES, _FILE)}  # of a state.json
+_CHECKPOINT = r"checkpoint-\d{12}-\d{4,}"
 _BACKUP = r"backup-\d{8}T\d{6}Z-(?P<run>\w+)"
-_STATE = re.compile(rf"(?:(?P<backup>{_BACKUP})/)?(?P<folder>(?:range-(?P<index>\d+)/)?{CHECKPOINT})/state\.json")
+_STATE = re.compile(rf"(?:(?P<backup>{_BACKUP})/)?(?P<folder>(?:range-(?P<index>\d+)/)?{_CHECKPOINT})/state\.json")
 
 
 @dataclass
@@ -51,10 +60,6 @@ class RangeCheckpoint:
     def nbytes(self) -> int:
         return sum(self.state["files"][name]["bytes"] for name in FILES)
 
-    def sha256(self, name: str) -> str:
-        """What state.json says of one of the other files."""
-        return str(self.state["files"][name]["sha256"])
-
 
 def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple[str, bytes]]) -> RangeCheckpoint:
     """Begins to receive a checkpoint: returns once its state.json is here, and so the server has all its files open.
@@ -74,22 +79,29 @@ def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple
             first = (name, data)
             break
         content += data
+        if len(content) > MAX_STATE_BYTES:
+            raise BackupFailed(f"{path}: state.json has more than {MAX_STATE_BYTES} bytes")
     folder = path.rpartition("/")[2]
-    if hashlib.sha256(content).digest() != sha256 or not re.fullmatch(CHECKPOINT, folder):
+    if hashlib.sha256(content).digest() != sha256 or not re.fullmatch(_CHECKPOINT, folder):
         raise BackupFailed(f"{path} was changed after it was written: check the server's disk")
     rest = chain([first] if first else [], pieces)
     return RangeCheckpoint(folder if index is None else f"range-{index}/{folder}", content, parsed(content, path), rest)
 
 
 def parsed(content: bytes, path: str) -> dict[str, Any]:
-    """The content of a state.json. Raises BackupFailed if it is not one, or was changed."""
+    """The content of a state.json. Raises BackupFailed if it is not one, was changed, or is of a higher format."""
     try:
         state: dict[str, Any] = json.loads(content)
+        if (number := checkpoint_number(state)) > CHECKPOINT:
+            raise BackupFailed(of_another_release(path, number, CHECKPOINT, state.get("server_version")))
         hashed = json.dumps({key: value for key, value in state.items() if key != "sha256"}, sort_keys=True)
         if hashlib.sha256(hashed.encode()).hexdigest() != state["sha256"]:
             raise ValueError("its SHA-256 differs")
-        _, _, _ = state["run_id"], state["version"], [state["files"][name]["sha256"] for name in FILES]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        require({name: state[name] for name in _READ if name in state}, _READ, "state")
+        index, count = state["range"]
+        if not index < count <= MAX_RANGES:
+            raise ValueError(f"its range is {index} of {count}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BackupFailed(f"{path}: state.json is damaged, or of another version of this program ({error})") from None
     return state
 
@@ -115,13 +127,14 @@ def write(store: Store, name: str, checkpoints: Sequence[RangeCheckpoint]) -> No
     nbytes = sum(each.nbytes for each in checkpoints)
     try:
         with progress(f"copying {nbytes / 1e6:,.1f} MB to {store}", nbytes) as counted:
+            store.write(f"{name}/{FORMAT}", [json.dumps({"format": BACKUP, "release": __version__}).encode()])
             for each in checkpoints:
                 _copy(store, f"{name}/{each.folder}", each, counted)
         with progress("reading it back", nbytes) as counted:
             for each in checkpoints:
                 for file in FILES:
                     path = f"{name}/{each.folder}/{file}"
-                    _exhaust(checked(counted(store.read(path)), each.sha256(file), f"{store}/{path}"))
+                    _exhaust(checked(counted(store.read(path)), each.state["files"][file], f"{store}/{path}"))
         for each in reversed(checkpoints):
             _write_state(store, f"{name}/{each.folder}/{STATE}", each.content)
     except BaseException:
@@ -137,7 +150,7 @@ def _copy(store: Store, folder: str, each: RangeCheckpoint, counted: Callable[[I
         if name not in missing:
             raise BackupFailed(f"the server sent a file {name!r} that is not of a checkpoint: is it of another version?")
         missing.remove(name)
-        data = checked(counted(map(itemgetter(1), group)), each.sha256(name), f"{name} on the server's disk")
+        data = checked(counted(map(itemgetter(1), group)), each.state["files"][name], f"{name} on the server's disk")
         store.write(f"{folder}/{name}", data)
     if missing:
         raise BackupFailed(f"the server did not send {missing[0]}: is it of another version?")
@@ -145,7 +158,8 @@ def _copy(store: Store, folder: str, each: RangeCheckpoint, counted: Callable[[I
 
 def _write_state(store: Store, path: str, content: bytes) -> None:
     store.write(path, [content])
-    _exhaust(checked(store.read(path), hashlib.sha256(content).hexdigest(), f"{store}/{path}"))
+    expected = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    _exhaust(checked(store.read(path), expected, f"{store}/{path}"))
 
 
 def prune(store: Store, run_id: str, keep: int) -> list[str]:
@@ -172,11 +186,13 @@ class Backup:
         name: Its name; "" if the store's root is the backup itself.
         run_id: The run's id, as its name says.
         folders: The folders of the checkpoints whose state.json is there, by range; None for that of a single server.
+        numbered: Whether it says its format's number.
     """
 
     name: str
     run_id: str
     folders: dict[int | None, str]
+    numbered: bool = False
 
     @property
     def complete(self) -> bool:
@@ -194,26 +210,56 @@ def find(store: Store) -> dict[str, Backup]:
     for path in store.files():
         name, match = path.partition("/")[0], _STATE.fullmatch(path)
         named = re.fullmatch(_BACKUP, name)
-        if match is None and named is None:
+        if match is None and named is None and path != FORMAT:
             continue
         backup = found.setdefault(name if named else "", Backup(name if named else "", named["run"] if named else "", {}))
+        backup.numbered = backup.numbered or path.endswith(f"/{FORMAT}") or path == FORMAT
         if match is not None:
             prefix = f"{name}/" if named else ""
             backup.folders[int(match["index"]) if match["index"] else None] = prefix + match["folder"]
     return found
 
 
+def require_known_format(store: Store, backup: Backup) -> None:
+    """Raises BackupFailed if a backup is of a higher format, or says none that can be read."""
+    if not backup.numbered:
+        return
+    path = f"{backup.name}/{FORMAT}".lstrip("/")
+    try:
+        content = json.loads(read_small(store, path, _MAX_FORMAT_BYTES))
+        number, release = content["format"], content["release"]
+        require([number, release], (COUNT, str), "format and release")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise BackupFailed(f"{store}/{path} is damaged ({error}): name another backup, or remove this file") from None
+    if number > BACKUP:
+        raise BackupFailed(of_another_release(f"{store}/{backup.name}", number, BACKUP, release))
+
+
 # -- bytes
 
 
-def checked(pieces: Iterable[bytes], sha256: str, what: str) -> Iterator[bytes]:
-    """The pieces. Raises BackupFailed at their end if they have another SHA-256."""
-    digest = hashlib.sha256()
+def read_small(store: Store, path: str, limit: int) -> bytes:
+    """A file of at most this many bytes. Raises BackupFailed."""
+    content = b""
+    for piece in store.read(path):
+        content += piece
+        if len(content) > limit:
+            raise BackupFailed(f"{store}/{path} has more than the {limit} bytes that such a file may have")
+    return content
+
+
+def checked(pieces: Iterable[bytes], expected: dict[str, Any], what: str) -> Iterator[bytes]:
+    """The pieces. Raises BackupFailed as soon as there are more bytes than state.json says, or at their end if they have
+    another SHA-256."""
+    digest, left = hashlib.sha256(), expected["bytes"]
     for piece in pieces:
         digest.update(piece)
+        left -= len(piece)
+        if left < 0:
+            break
         yield piece
-    if digest.hexdigest() != sha256:
-        raise BackupFailed(f"{what} was changed after it was written (its SHA-256 differs): check that disk or store")
+    if left or digest.hexdigest() != expected["sha256"]:
+        raise BackupFailed(f"{what} was changed after it was written (its size or SHA-256 differs): check that disk or store")
 
 
 def _exhaust(pieces: Iterable[bytes]) -> None:

@@ -85,7 +85,8 @@ def restore(source: str, folder: Path, index: int | None) -> None:
     """
     with _plain_failures():
         done = restoring.restore(open_store(source), folder, index)
-    say(f"restored run {done.state['run_id']} at version {done.state['version']} from {printable(done.backup)}")
+    run, version = printable(done.state["run_id"]), done.state["version"]
+    say(f"restored run {run} at version {version} from {printable(done.backup)}")
     for of, path in sorted(done.folders.items()):
         part = Range(of, done.state["range"][1])
         which = "" if part.whole else f"--range {part} --durability log "

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gem_ctl.backups.backup import FILES, STATE, Backup, checked, find, parsed, progress
+from gem_api.formats import MAX_STATE_BYTES
+
+from gem_ctl.backups.backup import FILES, STATE, Backup, checked, find, parsed, progress, read_small, require_known_format
 from gem_ctl.backups.stores import BackupFailed, Folder, Store, sync
 
 _SCRATCH = ".restoring"
@@ -62,8 +64,13 @@ def restore(store: Store, to: Path, only: int | None = None) -> Restored:
 
 
 def _newest(store: Store) -> Backup:
+    """The newest complete backup. Raises BackupFailed if that, or a newer one, is of a format that this release does not know:
+    it can't tell whether such a one is complete."""
     found = find(store)
     whole = [name for name, backup in found.items() if backup.complete]
+    for name in sorted(found, reverse=True):
+        if not whole or name >= max(whole):
+            require_known_format(store, found[name])
     if not whole:
         rest = f", but {len(found)} that were not completed" if found else ""
         raise BackupFailed(f"{store} holds no backup{rest}: name the folder that gem-ctl checkpoint --to was given")
@@ -77,8 +84,9 @@ def _chosen(store: Store, backup: Backup, only: int | None) -> tuple[dict[int, s
     folders = {of or 0: folder for of, folder in backup.folders.items()}
     if index:
         raise BackupFailed(f"{store} is range {index} of a backup: name the backup itself, and {index} after the folder")
-    if missing := sorted(set(range(count)) - folders.keys()):
-        raise BackupFailed(f"{store}/{backup.name} lacks range {missing[0]}: it was changed after it was written")
+    missing = next(each for each in range(len(folders) + 1) if each not in folders)
+    if missing < count:
+        raise BackupFailed(f"{store}/{backup.name} lacks range {missing}: it was changed after it was written")
     if only is None:
         return folders, lead
     if only not in folders:
@@ -87,7 +95,13 @@ def _chosen(store: Store, backup: Backup, only: int | None) -> tuple[dict[int, s
 
 
 def _state(store: Store, path: str) -> dict[str, Any]:
-    return parsed(b"".join(store.read(path)), f"{store}/{path}")
+    return _read(store, path)[1]
+
+
+def _read(store: Store, path: str) -> tuple[bytes, dict[str, Any]]:
+    """The content of a state.json, also parsed."""
+    content = read_small(store, path, MAX_STATE_BYTES)
+    return content, parsed(content, f"{store}/{path}")
 
 
 def _require_empty(folder: Path) -> None:
@@ -111,13 +125,13 @@ def _take(folder: Path, opened: ExitStack) -> None:
 
 
 def _download(store: Store, sources: dict[str, Path]) -> None:
-    states = {source: _state(store, f"{source}/{STATE}") for source in sources}
-    nbytes = sum(state["files"][name]["bytes"] for state in states.values() for name in FILES)
+    states = {source: _read(store, f"{source}/{STATE}") for source in sources}
+    nbytes = sum(state["files"][name]["bytes"] for _, state in states.values() for name in FILES)
     with progress(f"copying {nbytes / 1e6:,.1f} MB from {store}", nbytes) as counted:
         for source, folder in sources.items():
             target = Folder(folder / _SCRATCH)
             for name in FILES:
                 path = f"{source}/{name}"
-                pieces = checked(counted(store.read(path)), states[source]["files"][name]["sha256"], f"{store}/{path}")
+                pieces = checked(counted(store.read(path)), states[source][1]["files"][name], f"{store}/{path}")
                 target.write(name, pieces)
-            target.write(STATE, store.read(f"{source}/{STATE}"))
+            target.write(STATE, [states[source][0]])

@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from gem_api.errors import GemError
 from gem_api.process.extras import install
+from gem_api.process.regular_file import open_regular
 
 _PIECE = 1 << 20  # bytes
 _OURS = ("backup-", "range-", "checkpoint-")  # how the names of backups begin, or of what is in one
@@ -76,11 +78,12 @@ class Folder:
         with _failing(f"read {self}"):
             if self._root.exists() and not self._root.is_dir():
                 raise NotADirectoryError(0, "it is not a folder")
-            paths = (path for name in _OURS for entry in self._root.glob(f"{name}*") for path in entry.rglob("*"))
+            found = [entry for name in _OURS for entry in self._root.glob(f"{name}*")]
+            paths = chain(found, *(entry.rglob("*") for entry in found))
             return sorted(path.relative_to(self._root).as_posix() for path in paths if path.is_file())
 
     def read(self, path: str) -> Iterator[bytes]:
-        with _failing(f"read {self._root / path}"), (self._root / path).open("rb") as file:
+        with _failing(f"read {self._root / path}"), open_regular(self._root / path) as file:
             while piece := file.read(_PIECE):
                 yield piece
 

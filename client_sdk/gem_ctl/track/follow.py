@@ -15,6 +15,7 @@ from typing import Any
 
 from gem_api.errors import GemError
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.regular_file import MAX_BYTES, read_regular
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
 
@@ -191,8 +192,8 @@ def points(status: pb.GetStatusResponse) -> list[Point]:
 
 def final_points(folder: Path) -> list[Point]:
     """The last evaluation in a run's folder, which the launcher may have made after the server's last status."""
-    with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-        last = json.loads((folder / "evaluations.json").read_text(encoding="utf-8"))[-1]
+    with suppress(OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        last = json.loads(read_regular(folder / "evaluations.json", MAX_BYTES))[-1]
         return [(int(last["version"]), _finite(_scores(last["loss"], last["accuracy"])))]
     return []
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gem_api/v1/admin.proto\x12\ngem_api.v1\"\x19\n\x17\x43reateCheckpointRequest\"I\n\x18\x43reateCheckpointResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"%\n\x15ReadCheckpointRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"4\n\x16ReadCheckpointResponse\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cqueue_length\x18\x01 \x01(\x04\"\x17\n\x15ListQuarantineRequest\"H\n\x16ListQuarantineResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.gem_api.v1.QuarantinedWorker\"@\n\x11QuarantinedWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08refusals\x18\x02 \x01(\x04\x12\x0b\n\x03why\x18\x03 \x01(\t\",\n\x15LiftQuarantineRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x18\n\x16LiftQuarantineResponse2\xb8\x03\n\x0c\x41\x64minService\x12]\n\x10\x43reateCheckpoint\x12#.gem_api.v1.CreateCheckpointRequest\x1a$.gem_api.v1.CreateCheckpointResponse\x12Y\n\x0eReadCheckpoint\x12!.gem_api.v1.ReadCheckpointRequest\x1a\".gem_api.v1.ReadCheckpointResponse0\x01\x12<\n\x05\x44rain\x12\x18.gem_api.v1.DrainRequest\x1a\x19.gem_api.v1.DrainResponse\x12W\n\x0eListQuarantine\x12!.gem_api.v1.ListQuarantineRequest\x1a\".gem_api.v1.ListQuarantineResponse\x12W\n\x0eLiftQuarantine\x12!.gem_api.v1.LiftQuarantineRequest\x1a\".gem_api.v1.LiftQuarantineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gem_api/v1/admin.proto\x12\ngem_api.v1\"\x1f\n\x17\x43reateCheckpointRequestJ\x04\x08\x01\x10\x02\"I\n\x18\x43reateCheckpointResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"%\n\x15ReadCheckpointRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"4\n\x16ReadCheckpointResponse\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cqueue_length\x18\x01 \x01(\x04\"\x17\n\x15ListQuarantineRequest\"H\n\x16ListQuarantineResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.gem_api.v1.QuarantinedWorker\"@\n\x11QuarantinedWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08refusals\x18\x02 \x01(\x04\x12\x0b\n\x03why\x18\x03 \x01(\t\",\n\x15LiftQuarantineRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x18\n\x16LiftQuarantineResponse2\xb8\x03\n\x0c\x41\x64minService\x12]\n\x10\x43reateCheckpoint\x12#.gem_api.v1.CreateCheckpointRequest\x1a$.gem_api.v1.CreateCheckpointResponse\x12Y\n\x0eReadCheckpoint\x12!.gem_api.v1.ReadCheckpointRequest\x1a\".gem_api.v1.ReadCheckpointResponse0\x01\x12<\n\x05\x44rain\x12\x18.gem_api.v1.DrainRequest\x1a\x19.gem_api.v1.DrainResponse\x12W\n\x0eListQuarantine\x12!.gem_api.v1.ListQuarantineRequest\x1a\".gem_api.v1.ListQuarantineResponse\x12W\n\x0eLiftQuarantine\x12!.gem_api.v1.LiftQuarantineRequest\x1a\".gem_api.v1.LiftQuarantineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,27 +32,27 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gem_api.v1.admin_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREATECHECKPOINTREQUEST']._serialized_start=38
-  _globals['_CREATECHECKPOINTREQUEST']._serialized_end=63
-  _globals['_CREATECHECKPOINTRESPONSE']._serialized_start=65
-  _globals['_CREATECHECKPOINTRESPONSE']._serialized_end=138
-  _globals['_READCHECKPOINTREQUEST']._serialized_start=140
-  _globals['_READCHECKPOINTREQUEST']._serialized_end=177
-  _globals['_READCHECKPOINTRESPONSE']._serialized_start=179
-  _globals['_READCHECKPOINTRESPONSE']._serialized_end=231
-  _globals['_DRAINREQUEST']._serialized_start=233
-  _globals['_DRAINREQUEST']._serialized_end=247
-  _globals['_DRAINRESPONSE']._serialized_start=249
-  _globals['_DRAINRESPONSE']._serialized_end=286
-  _globals['_LISTQUARANTINEREQUEST']._serialized_start=288
-  _globals['_LISTQUARANTINEREQUEST']._serialized_end=311
-  _globals['_LISTQUARANTINERESPONSE']._serialized_start=313
-  _globals['_LISTQUARANTINERESPONSE']._serialized_end=385
-  _globals['_QUARANTINEDWORKER']._serialized_start=387
-  _globals['_QUARANTINEDWORKER']._serialized_end=451
-  _globals['_LIFTQUARANTINEREQUEST']._serialized_start=453
-  _globals['_LIFTQUARANTINEREQUEST']._serialized_end=497
-  _globals['_LIFTQUARANTINERESPONSE']._serialized_start=499
-  _globals['_LIFTQUARANTINERESPONSE']._serialized_end=523
-  _globals['_ADMINSERVICE']._serialized_start=526
-  _globals['_ADMINSERVICE']._serialized_end=966
+  _globals['_CREATECHECKPOINTREQUEST']._serialized_end=69
+  _globals['_CREATECHECKPOINTRESPONSE']._serialized_start=71
+  _globals['_CREATECHECKPOINTRESPONSE']._serialized_end=144
+  _globals['_READCHECKPOINTREQUEST']._serialized_start=146
+  _globals['_READCHECKPOINTREQUEST']._serialized_end=183
+  _globals['_READCHECKPOINTRESPONSE']._serialized_start=185
+  _globals['_READCHECKPOINTRESPONSE']._serialized_end=237
+  _globals['_DRAINREQUEST']._serialized_start=239
+  _globals['_DRAINREQUEST']._serialized_end=253
+  _globals['_DRAINRESPONSE']._serialized_start=255
+  _globals['_DRAINRESPONSE']._serialized_end=292
+  _globals['_LISTQUARANTINEREQUEST']._serialized_start=294
+  _globals['_LISTQUARANTINEREQUEST']._serialized_end=317
+  _globals['_LISTQUARANTINERESPONSE']._serialized_start=319
+  _globals['_LISTQUARANTINERESPONSE']._serialized_end=391
+  _globals['_QUARANTINEDWORKER']._serialized_start=393
+  _globals['_QUARANTINEDWORKER']._serialized_end=457
+  _globals['_LIFTQUARANTINEREQUEST']._serialized_start=459
+  _globals['_LIFTQUARANTINEREQUEST']._serialized_end=503
+  _globals['_LIFTQUARANTINERESPONSE']._serialized_start=505
+  _globals['_LIFTQUARANTINERESPONSE']._serialized_end=529
+  _globals['_ADMINSERVICE']._serialized_start=532
+  _globals['_ADMINSERVICE']._serialized_end=972
 # @@protoc_insertion_point(module_scope)

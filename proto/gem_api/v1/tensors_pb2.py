@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gem_api/v1/tensors.proto\x12\ngem_api.v1\"l\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x18\n\x0brate_factor\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0fno_weight_decay\x18\x04 \x01(\x08\x42\x0e\n\x0c_rate_factor\"_\n\x0cTensorLayout\x12\'\n\x07tensors\x18\x01 \x03(\x0b\x32\x16.gem_api.v1.TensorSpec\x12\x13\n\x0brange_begin\x18\x02 \x01(\x04\x12\x11\n\trange_end\x18\x03 \x01(\x04\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c*s\n\tWireDtype\x12\x1a\n\x16WIRE_DTYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12WIRE_DTYPE_FLOAT32\x10\x01\x12\x17\n\x13WIRE_DTYPE_BFLOAT16\x10\x02\x12\x19\n\x15WIRE_DTYPE_INT8_BLOCK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gem_api/v1/tensors.proto\x12\ngem_api.v1\"l\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x18\n\x0brate_factor\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0fno_weight_decay\x18\x04 \x01(\x08\x42\x0e\n\x0c_rate_factor\"_\n\x0cTensorLayout\x12\'\n\x07tensors\x18\x01 \x03(\x0b\x32\x16.gem_api.v1.TensorSpec\x12\x13\n\x0brange_begin\x18\x02 \x01(\x04\x12\x11\n\trange_end\x18\x03 \x01(\x04\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c*y\n\tWireDtype\x12\x1a\n\x16WIRE_DTYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12WIRE_DTYPE_FLOAT32\x10\x01\x12\x17\n\x13WIRE_DTYPE_BFLOAT16\x10\x02\x12\x19\n\x15WIRE_DTYPE_INT8_BLOCK\x10\x03\"\x04\x08\x04\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gem_api.v1.tensors_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WIREDTYPE']._serialized_start=286
-  _globals['_WIREDTYPE']._serialized_end=401
+  _globals['_WIREDTYPE']._serialized_end=407
   _globals['_TENSORSPEC']._serialized_start=40
   _globals['_TENSORSPEC']._serialized_end=148
   _globals['_TENSORLAYOUT']._serialized_start=150

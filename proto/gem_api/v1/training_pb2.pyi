@@ -154,20 +154,24 @@ class Schedule(_message.Message):
     def __init__(self, schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., warmup_factor: _Optional[float] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("worker_name", "layout", "overlap", "optimizer", "lead", "frozen_fingerprint")
+    __slots__ = ("worker_name", "layout", "overlap", "optimizer", "lead", "frozen_fingerprint", "contract", "release")
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     LEAD_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     worker_name: str
     layout: _tensors_pb2.TensorLayout
     overlap: bool
     optimizer: OptimizerChoice
     lead: LeadsAnswer
     frozen_fingerprint: bytes
-    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ..., optimizer: _Optional[_Union[OptimizerChoice, _Mapping]] = ..., lead: _Optional[_Union[LeadsAnswer, _Mapping]] = ..., frozen_fingerprint: _Optional[bytes] = ...) -> None: ...
+    contract: int
+    release: str
+    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ..., optimizer: _Optional[_Union[OptimizerChoice, _Mapping]] = ..., lead: _Optional[_Union[LeadsAnswer, _Mapping]] = ..., frozen_fingerprint: _Optional[bytes] = ..., contract: _Optional[int] = ..., release: _Optional[str] = ...) -> None: ...
 
 class LeadsAnswer(_message.Message):
     __slots__ = ("lease_id", "run_id", "hyperparameters")
@@ -180,7 +184,7 @@ class LeadsAnswer(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("lease_id", "lease_seconds", "hyperparameters", "layout", "layout_fingerprint", "must_initialize", "run_id", "steps_done", "update_kind", "peers")
+    __slots__ = ("lease_id", "lease_seconds", "hyperparameters", "layout", "layout_fingerprint", "must_initialize", "run_id", "steps_done", "update_kind", "peers", "contract", "release")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +195,8 @@ class RegisterWorkerResponse(_message.Message):
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     UPDATE_KIND_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     lease_seconds: float
     hyperparameters: Hyperparameters
@@ -201,7 +207,9 @@ class RegisterWorkerResponse(_message.Message):
     steps_done: int
     update_kind: UpdateKind
     peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., layout_fingerprint: _Optional[bytes] = ..., must_initialize: bool = ..., run_id: _Optional[str] = ..., steps_done: _Optional[int] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    contract: int
+    release: str
+    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., layout_fingerprint: _Optional[bytes] = ..., must_initialize: bool = ..., run_id: _Optional[str] = ..., steps_done: _Optional[int] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ..., peers: _Optional[_Iterable[str]] = ..., contract: _Optional[int] = ..., release: _Optional[str] = ...) -> None: ...
 
 class InitializeCentralRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -452,7 +460,7 @@ class Stall(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., seconds: _Optional[float] = ..., needed_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers", "stall", "worker_count", "lease_seconds", "learning_rate", "commits_per_second", "nonfinite_losses", "begin_version", "start_version", "curves")
+    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers", "stall", "worker_count", "lease_seconds", "learning_rate", "commits_per_second", "nonfinite_losses", "begin_version", "start_version", "curves", "contract")
     class CommitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -499,6 +507,7 @@ class GetStatusResponse(_message.Message):
     BEGIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     START_VERSION_FIELD_NUMBER: _ClassVar[int]
     CURVES_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     version: int
@@ -531,7 +540,8 @@ class GetStatusResponse(_message.Message):
     begin_version: int
     start_version: int
     curves: RunCurves
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., worker_count: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., commits_per_second: _Optional[float] = ..., nonfinite_losses: _Optional[int] = ..., begin_version: _Optional[int] = ..., start_version: _Optional[int] = ..., curves: _Optional[_Union[RunCurves, _Mapping]] = ...) -> None: ...
+    contract: int
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., worker_count: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., commits_per_second: _Optional[float] = ..., nonfinite_losses: _Optional[int] = ..., begin_version: _Optional[int] = ..., start_version: _Optional[int] = ..., curves: _Optional[_Union[RunCurves, _Mapping]] = ..., contract: _Optional[int] = ...) -> None: ...
 
 class RunCurves(_message.Message):
     __slots__ = ("seconds", "version", "commits_per_second", "workers", "loss", "pi_median", "staleness", "evaluation_loss", "accuracy")

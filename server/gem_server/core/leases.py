@@ -11,6 +11,7 @@ from gem_api.errors import LeaseEnded
 from gem_api.held_theta import HeldTheta
 from gem_api.layout import Vector
 from gem_api.region import Region
+from gem_api.schedule import Eta
 
 from gem_server.core.facts import Applied, EndReason
 from gem_server.core.pace import Pace
@@ -34,6 +35,7 @@ class Lease:
         buffers: What the rule keeps for the worker, each float32, shape (P,).
         sequence: Number of its last applied commit.
         last_applied: The facts of that commit, sent again if the commit is repeated.
+        eta: η_t at its last applied commit: the scale of a moment that holds steps. None before the first one.
         base_version: Version of the θ that the worker was last given.
         spare_version: Version of the θ in the spare snapshot, for a worker that overlaps: see `swap_snapshots`.
         region: Memory shared with the worker. None if tensors are sent instead.
@@ -57,6 +59,7 @@ class Lease:
     buffers: Buffers
     sequence: int = 0
     last_applied: Applied | None = None
+    eta: Eta | None = None
     base_version: int = 0
     spare_version: int = 0
     region: Region | None = None

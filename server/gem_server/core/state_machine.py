@@ -16,7 +16,7 @@ from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
-from gem_api.schedule import eta_change, factor
+from gem_api.schedule import Eta
 
 from gem_server.core import arithmetic, checks, optimizer_choice
 from gem_server.core.central_variable import CentralVariable, Copy
@@ -404,10 +404,9 @@ class Core:
         """
         lease, version = self.leases.get(commit.header.lease_id), self.central.version
         staleness = version - commit.header.base_version
-        eta_factor, workers = factor(self.settings, version), len(self.leases.live)
-        before = factor(self.settings, max(0, last.version - 1)) if (last := lease.last_applied) is not None else eta_factor
-        change = eta_change(eta_factor, before)
-        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared, change)
+        eta, workers = Eta.at(self.settings, version), len(self.leases.live)
+        change = eta.change_since(lease.eta)
+        rule_input = RuleInput(staleness, version, lease.sequence, eta.factor, workers, self.shared, change)
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
             self.norms.accepted(commit.norm)
@@ -432,6 +431,7 @@ class Core:
         lease, header = step.commit.lease, step.commit.header
         self.central.version += step.accepted
         version = self.central.version
+        lease.eta = Eta(self.settings.learning_rate, step.rule_input.factor) if step.accepted else lease.eta
         lease.base_version = version - 1 if self.rule.replies_before and step.accepted else version
         lease.sequence, lease.queued, lease.restored = header.sequence, None, False
         lease.expires_at = now + self.leases.duration

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
@@ -26,10 +25,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from gem_api import __version__
 from gem_api.errors import GemError
+from gem_api.formats import (
+    CHECKPOINT,
+    CHECKPOINT_FORMAT,
+    MAX_STATE_BYTES,
+    checkpoint_number,
+    not_understood,
+    of_another_release,
+)
 from gem_api.framing import empty
 from gem_api.layout import Group, Layout, Vector
 from gem_api.process.logs import Logger
+from gem_api.process.regular_file import open_regular, read_regular
 from gem_api.ranges import Range
+from gem_api.schedule import Eta
 from safetensors import SafetensorError, safe_open
 
 from gem_server.core.facts import Applied, EndReason, Outcome
@@ -39,13 +48,12 @@ from gem_server.core.state_machine import Core
 from gem_server.durability.capture import Capture
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.scratch import Scratch
-from gem_server.durability.state_schema import require_state
+from gem_server.durability.state_schema import require_state, upgraded
 from gem_server.durability.storage import Storage, write_atomically
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.rules import PiFacts
 from gem_server.rules.base import Buffers
 
-FORMAT = "gem-checkpoint/1"
 FILES = ("state.json", "model.safetensors", "workers.safetensors")
 _NAME = re.compile(r"checkpoint-(\d{12})-(\d{4,})")
 _BAD = (
@@ -56,6 +64,11 @@ _BAD = (
 
 class BadCheckpoint(Exception):
     """Not a complete checkpoint, or one that cannot be resumed; the message says why."""
+
+
+class ForeignCheckpoint(BadCheckpoint):
+    """A checkpoint that another release wrote and this one does not understand. It is not damaged: it keeps its name, and no
+    older one takes its place."""
 
 
 def list_checkpoints(directory: Path, storage: Storage | None = None) -> list[Path]:
@@ -88,7 +101,7 @@ def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
     assert layout is not None
     assert core.central.initialized
     return {
-        "format": FORMAT,
+        "format": CHECKPOINT_FORMAT,
         "server_version": __version__,
         "run_id": core.run_id,
         "hyperparameters": asdict(core.settings),
@@ -210,6 +223,7 @@ def _lease_state(lease: Lease) -> dict[str, Any]:
         "sequence": lease.sequence,
         "base_version": lease.base_version,
         "spare_version": lease.spare_version if lease.overlaps else None,
+        "eta": lease.eta,
         "answer": lease.last_applied,
     }
 
@@ -238,9 +252,10 @@ def _applied_state(applied: Applied) -> dict[str, Any]:
 def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, dict[str, Any]] | None:
     """The newest complete checkpoint and its state, or None if the directory holds none.
 
-    A damaged or foreign one is reported to `refuse` and renamed to "<name>.refused"; then the one before it is tried.
+    A damaged one is reported to `refuse` and renamed to "<name>.refused"; then the one before it is tried.
 
     Raises:
+        ForeignCheckpoint: Another release wrote the newest one that is not damaged.
         BadCheckpoint: There are checkpoints, or were before they were refused, but none is complete: a server that is
             restarted repeatedly must not end up in a new run.
         OSError: One can't be read now, which says nothing about its content: it is left where it is.
@@ -249,6 +264,8 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
     for path in candidates:
         try:
             return path, read_state(path)
+        except ForeignCheckpoint:
+            raise
         except BadCheckpoint as error:
             _set_aside(path)
             refuse(path, str(error))
@@ -306,27 +323,30 @@ def layout_of(state: dict[str, Any]) -> Layout:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint's state and checks its files against it. Raises BadCheckpoint. The rule is not made, nor its module
-    imported: a rule that is missing now does not make the checkpoint invalid."""
+    """Reads a checkpoint's state, in the form that this release writes, and checks its files against it. Raises BadCheckpoint.
+    The rule is not made, nor its module imported: a rule that is missing now does not make the checkpoint invalid."""
     try:
-        state: dict[str, Any] = json.loads(read_regular(path / "state.json"))
-        if state["format"] != FORMAT:
-            raise BadCheckpoint(f"{path / 'state.json'}: its format is {state['format']!r}, this server reads {FORMAT!r}")
+        state = _intact_state(path)
+        number = checkpoint_number(state)
+        try:
+            require_state(state, number)
+        except ValueError as error:
+            raise ForeignCheckpoint(not_understood(path, error, state.get("server_version"))) from error
         for name in FILES[1:]:
             _check_file(path / name, state["files"][name])
-        if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
-            raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")
-        require_state(state)
     except _BAD as error:
         raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
+    return upgraded(state, number)
+
+
+def _intact_state(path: Path) -> dict[str, Any]:
+    """The content of a state.json that has its own SHA-256, and no higher format. Raises BadCheckpoint or one of `_BAD`."""
+    state: dict[str, Any] = json.loads(read_regular(path / "state.json", MAX_STATE_BYTES))
+    if (number := checkpoint_number(state)) > CHECKPOINT:
+        raise ForeignCheckpoint(of_another_release(path, number, CHECKPOINT, state.get("server_version")))
+    if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
+        raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")
     return state
-
-
-def read_regular(path: Path) -> bytes:
-    """The content of a file. Raises OSError or ValueError; opening a pipe would wait for its writer."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is not a file")
-    return path.read_bytes()
 
 
 def _set_aside(path: Path) -> None:
@@ -345,7 +365,7 @@ def _check_file(path: Path, expected: dict[str, Any]) -> None:
         raise BadCheckpoint(
             f"{path}: it has {size} bytes, but {expected['bytes']} were written: it is truncated or was changed"
         )
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
             raise BadCheckpoint(f"{path}: it was changed after it was written (its SHA-256 differs)")
 
@@ -378,6 +398,7 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
     lease.sequence, lease.base_version = state["sequence"], state["base_version"]
     lease.spare_version = spare_version or 0
     lease.last_applied = _applied(state["answer"]) if state["answer"] else None
+    lease.eta = Eta(*state["eta"]) if state["eta"] else None
     lease.owner = state["owner"]
     core.leases.add(lease)
 

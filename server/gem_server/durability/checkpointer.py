@@ -27,6 +27,7 @@ from gem_server.telemetry.progress import Progress
 
 _TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
+_MAX_RETRY_SECONDS = 60.0
 _NO_FOLDER = "the server was started without --checkpoint-dir"
 _NO_MEMORY = "not enough memory for a copy of the model"
 T = TypeVar("T")
@@ -137,22 +138,41 @@ class Checkpointer:
 
     async def every(self, seconds: float) -> None:
         """Writes a checkpoint as soon as θ has a value (with a log, `initialize_central` has written it), then one at each
-        interval with new commits, or when the log exceeds its limit. A failure is logged and tried again at the next interval;
-        the first checkpoint is retried soon."""
+        interval with new commits, or when the log exceeds its limit. A failure is logged and tried again at the next interval,
+        or sooner if it is urgent: see `_pause`."""
         tick = min(seconds, _TICK_SECONDS)
         passed = seconds if self.journal is None else 0.0
+        failed = 0  # how often in a row
         while True:
             await asyncio.sleep(tick)
             passed += tick
-            pause = seconds if self.progress.checkpoint_version is not None else min(seconds, _RETRY_SECONDS)
-            if not self.core.central.initialized or (passed < pause and not self._log_is_long):
+            if not self.core.central.initialized or passed < self._pause(seconds, failed):
                 continue
             passed = 0.0
             if self.core.central.version != self.progress.checkpoint_version or self._log_is_long:
                 try:
                     await self.write()
+                    failed = 0
                 except CheckpointFailed as error:
-                    self.logger.error("checkpoint failed; the previous one is intact", why=str(error))
+                    failed += 1
+                    self.logger.error(f"checkpoint failed; {await self.in_thread(self.what_is_left)}", why=str(error))
+
+    def _pause(self, seconds: float, failed: int) -> float:
+        """Seconds between two checkpoints. Without a first one, or with a log beyond its limit, it waits less, but twice as
+        long after each failure in a row."""
+        retry = min(_MAX_RETRY_SECONDS, _RETRY_SECONDS * 2.0 ** min(failed - 1, 10)) if failed else 0.0
+        if self._log_is_long:
+            return retry
+        return seconds if self.progress.checkpoint_version is not None else min(seconds, max(retry, _RETRY_SECONDS))
+
+    def what_is_left(self) -> str:
+        """Says what a failed checkpoint leaves."""
+        try:
+            assert self.directory is not None
+            there = checkpoint.list_checkpoints(self.directory)
+        except OSError as error:
+            return f"whether there is an earlier one is not known ({error.strerror})"
+        return "the previous one is intact" if there else "there is none yet: the model is only in memory"
 
     @property
     def _log_is_long(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.options import SETTINGS, Whole
+from gem_api.process.printable import printable
 from gem_api.ranges import Range
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
@@ -15,7 +16,7 @@ from safetensors.numpy import save_file
 from gem_server.core.records import Kind
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery
-from gem_server.durability.segment import DamagedLog, Segment, name, serials
+from gem_server.durability.segment import DamagedLog, ForeignLog, Segment, name, serials
 from gem_server.durability.storage import Storage, write_atomically
 from gem_server.rules import require_named
 
@@ -45,9 +46,10 @@ def verify(folder: Path) -> None:
             line, due = _contents(Segment(path), due)
         except (FileNotFoundError, DamagedLog) as error:
             gone = not path.exists()  # retired while it was read, and perhaps overwritten already
-            line = "removed while it was read: a new checkpoint has made it obsolete" if gone else f"DAMAGED: {error}"
+            what = "NOT READ" if isinstance(error, ForeignLog) else "DAMAGED"
+            line = "removed while it was read: a new checkpoint has made it obsolete" if gone else f"{what}: {error}"
             damaged, due = damaged or not gone, None
-        click.echo(f"{path.name}  {line}")
+        click.echo(f"{path.name}  {printable(line)}")
     if damaged:
         raise SystemExit(1)
     click.echo("whole")
@@ -56,6 +58,8 @@ def verify(folder: Path) -> None:
 def _log_position(path: Path) -> str:
     """Where the log continues after a checkpoint."""
     position = recovery.log_position_of(path)
+    if position == recovery.UNREADABLE:
+        return "can't be read: it is damaged, or of another release"
     return f"log from {name(position.serial)}, record {position.number + 1}" if position else "no log"
 
 
@@ -92,7 +96,7 @@ def replay(folder: Path, version: int | None, rule: str | None, out: Path) -> No
     try:
         core = recovery.rebuild(folder, partial(_new_core, rule), version)
     except (ValueError, OSError, DamagedLog, checkpoint.BadCheckpoint) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(printable(str(error))) from None
     layout = core.central.layout
     assert layout is not None
     metadata = {"format": "pt", "gem_version": str(core.central.version), "gem_run_id": core.run_id}
@@ -103,7 +107,7 @@ def replay(folder: Path, version: int | None, rule: str | None, out: Path) -> No
     except (OSError, SafetensorError) as error:
         raise click.ClickException(f"can't write {out}: {error}") from None
     part = "" if core.part.whole else f", range {core.part}"
-    click.echo(f"version {core.central.version} of run {core.run_id}{part}: {out}")
+    click.echo(f"version {core.central.version} of run {printable(core.run_id)}{part}: {out}")
 
 
 def _new_core(rule: str | None, run_id: str, settings: Hyperparameters, part: Range) -> Core:

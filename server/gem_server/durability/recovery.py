@@ -11,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gem_api.formats import CHECKPOINT, MAX_STATE_BYTES, checkpoint_number
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.logs import Logger
+from gem_api.process.regular_file import read_regular
 from gem_api.ranges import Range
 
 from gem_server.core.records import Kind, Record
@@ -24,6 +26,8 @@ from gem_server.durability.replay import Log, apply
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.segment import put_aside, serials
 from gem_server.durability.storage import Storage
+
+UNREADABLE = LogPosition(0, 0)  # of a checkpoint that can't be read now: it may need any segment
 
 
 def log_directory(checkpoints: Path) -> Path:
@@ -222,9 +226,11 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None, reuse: bo
 
 
 def log_position_of(path: Path) -> LogPosition | None:
-    """The log position that follows a checkpoint; None if it has no log."""
+    """The log position that follows a checkpoint; None if it has no log; UNREADABLE if that can't be read."""
     try:
-        log = json.loads(checkpoint.read_regular(path / "state.json"))["log"]
-        return LogPosition(*log) if log else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return LogPosition(0, 0)  # it can't be read now: keep all segments, as it may need any
+        state = json.loads(read_regular(path / "state.json", MAX_STATE_BYTES))
+        if checkpoint_number(state) > CHECKPOINT:
+            return UNREADABLE
+        return LogPosition(*state["log"]) if state["log"] else None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return UNREADABLE

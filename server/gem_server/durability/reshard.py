@@ -16,6 +16,7 @@ from typing import Any
 
 from gem_api import __version__
 from gem_api.errors import InvalidRequest
+from gem_api.formats import CHECKPOINT_FORMAT
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import Range
@@ -101,6 +102,7 @@ class Resharding:
         ended = {**state["ended"], EndReason.ROLLED_BACK: state["ended"].get(EndReason.ROLLED_BACK, 0) + self.leases}
         as_before = self.count == len(self.found)  # the norms of other ranges say nothing about those of this one
         return state | {
+            "format": CHECKPOINT_FORMAT,
             "server_version": __version__,
             "leases": [],
             "ended": ended,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import click
 from gem_api.process.options import SETTINGS, Whole
+from gem_api.process.printable import printable
 from gem_api.ranges import MAX_RANGES, Range
 
 from gem_server.durability import reshard
@@ -38,7 +38,10 @@ def main(source: Path, out: Path, count: int) -> None:
       gem-ctl reshard runs/a/checkpoints runs/b --ranges 3
       gem-ctl reshard /data/restored /data/new --ranges 2
     """
-    tell = partial(click.echo, err=True)
+
+    def tell(line: str) -> None:
+        click.echo(printable(line), err=True)
+
     try:
         reshard.require_new(out)
         reshard.require_outside(source, out)
@@ -47,10 +50,11 @@ def main(source: Path, out: Path, count: int) -> None:
         with click.progressbar(length=reshard.nbytes(resharding), label="writing", file=sys.stderr) as bar:
             reshard.write(resharding, out, bar.update)
     except (BadRanges, OSError) as error:
-        raise click.ClickException(str(error)) from None
-    version, parameters = resharding.lead["version"], resharding.layout.parameters
+        raise click.ClickException(printable(str(error))) from None
+    run, version = printable(resharding.lead["run_id"]), resharding.lead["version"]
+    parameters = resharding.layout.parameters
     servers = "one server" if count == 1 else f"{count} servers"
-    click.echo(f"wrote {out}: run {resharding.lead['run_id']} at version {version}, {parameters} parameters for {servers}")
+    click.echo(f"wrote {out}: run {run} at version {version}, {parameters} parameters for {servers}")
     for index in range(count):
         part = Range(index, count)
         which = "" if part.whole else f"--range {part} --durability log "

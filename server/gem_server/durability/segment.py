@@ -1,7 +1,8 @@
 """A segment: one file of the log, a sequence of records with checksums. It distinguishes a torn tail from damage.
 
 segment-<serial>   little-endian
-    header   "GEMLOG1\\n", u64 serial, u64 number of the first record, u32 seed, 8 characters of run id, u32 CRC-32C of these
+    header   "GEMLOG2\\n", u64 serial, u64 number of the first record, u32 seed, 8 characters of run id, 20 of the release that
+             writes it, u32 CRC-32C of these. In format 1 ("GEMLOG1\\n") the release is missing; in higher formats it stays here
     record   "GEMr", u32 CRC-32C of the following 32 bytes, u64 number, u64 durable, u32 bytes of text, u64 bytes of payload,
              u32 CRC-32C of both; the text (JSON), the payload, zeros up to a multiple of 8 bytes
     zeros    allocated ahead; or the remains of an older segment whose file is reused
@@ -23,17 +24,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
+from gem_api import __version__
+from gem_api.formats import LOG, not_understood, of_another_release
 from gem_api.framing import Bytes
+from gem_api.process.regular_file import open_regular
+from gem_api.schema import BIG, COUNT, REAL, Maybe, Schema, require
 
 from gem_server.core.records import Kind, Record
-from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Schema, require
 from gem_server.durability.state_schema import require_hyperparameters
 from gem_server.durability.storage import FULL, NewFile, NoRoom, Storage
 
-_HEADER = struct.Struct("<8sQQI8s")
+_HEADER = struct.Struct("<8sQQI8s20s")
+_HEADER_1 = struct.Struct("<8sQQI8s")
 _RECORD = struct.Struct("<QQIQI")
 _CRC = struct.Struct("<I")
-_MAGIC, _MARK = b"GEMLOG1\n", b"GEMr"
+_MAGIC, _MARK = b"GEMLOG%d\n" % LOG, b"GEMr"
+_ANY_MAGIC = re.compile(rb"GEMLOG([1-9])\n")
 _HEADER_BYTES = _HEADER.size + _CRC.size
 _PREFIX = len(_MARK) + _CRC.size
 _RECORD_BYTES = _PREFIX + _RECORD.size
@@ -56,6 +62,10 @@ _SCHEMAS: dict[Kind, Schema] = {
 
 class DamagedLog(Exception):
     """An acknowledged record is damaged or missing; the message names the file and the byte."""
+
+
+class ForeignLog(DamagedLog):
+    """Another release wrote a segment that this one does not understand. It is not damaged."""
 
 
 class Entry(NamedTuple):
@@ -119,7 +129,7 @@ class SegmentWriter:
         self._seed = seed
         path, self._file, self._allocated = _take_spare(storage, directory)
         try:
-            header = _HEADER.pack(_MAGIC, serial, first, seed, run_id.encode())
+            header = _HEADER.pack(_MAGIC, serial, first, seed, run_id.encode(), __version__.encode())
             self._end = _aligned(_HEADER_BYTES)
             self._allocate(self._end)
             self._file.write(0, [header + _CRC.pack(crc32c(header))])
@@ -181,9 +191,11 @@ class Segment:
         serial: The segment's serial number.
         first: Number of its first record.
         run_id: The run's id.
+        release: The release that wrote it; empty in format 1.
         torn: Whether part of a further record was found; known once `entries` is exhausted.
 
     Raises:
+        ForeignLog: It is of a higher format.
         DamagedLog: It is not a segment, or its header is damaged.
         OSError: It can't be read.
     """
@@ -191,16 +203,31 @@ class Segment:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.torn = False
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
-        header = self._data[: _HEADER.size]
-        if len(self._data) < _HEADER_BYTES or _CRC.unpack_from(self._data, _HEADER.size)[0] != crc32c(header):
+        try:
+            with open_regular(path) as file:
+                size = path.stat().st_size
+                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+        except ValueError as error:
+            raise DamagedLog(f"{error}: it is not a log segment") from None
+        layout = self._layout()
+        header, self._begin = self._data[: layout.size], _aligned(layout.size + _CRC.size)
+        if len(self._data) < layout.size + _CRC.size or _CRC.unpack_from(self._data, layout.size)[0] != crc32c(header):
             raise DamagedLog(f"{path}: its header is damaged, or it is not a log segment")
-        magic, self.serial, self.first, self._seed, run_id = _HEADER.unpack(header)
+        magic, self.serial, self.first, self._seed, run_id, *release = layout.unpack(header)
         self.run_id = run_id.decode(errors="replace")
-        if magic != _MAGIC or path.name != name(self.serial):
-            raise DamagedLog(f"{path}: its header belongs to segment {self.serial}, or to another version of the log format")
+        self.release = _text(release[0]) if release else ""
+        if not _ANY_MAGIC.fullmatch(magic) or path.name != name(self.serial):
+            raise DamagedLog(f"{path}: its header belongs to segment {self.serial}, or it is not a log segment")
+
+    def _layout(self) -> struct.Struct:
+        """The header's layout by the segment's format. Raises ForeignLog if that is a higher one."""
+        match = _ANY_MAGIC.fullmatch(bytes(self._data[: len(_MAGIC)]))
+        if match is None:
+            return _HEADER
+        if (number := int(match[1])) > LOG:
+            release = _text(bytes(self._data[_HEADER_1.size : _HEADER.size]))
+            raise ForeignLog(of_another_release(self.path, number, LOG, release))
+        return _HEADER_1 if number == 1 else _HEADER
 
     def entries(self) -> Iterator[Entry]:
         """The complete records in order, up to a torn tail. A record's payload is a view of the file.
@@ -208,7 +235,7 @@ class Segment:
         Raises:
             DamagedLog: A damaged record had reached the disk, according to a later one.
         """
-        at, number = _aligned(_HEADER_BYTES), self.first
+        at, number = self._begin, self.first
         while (entry := self._entry(at)) is not None and entry.number == number:
             yield entry
             at, number = entry.end, number + 1
@@ -227,9 +254,8 @@ class Segment:
         try:
             record = from_text(self._data[begin:middle], self._data[middle:end])
         except (ValueError, TypeError) as error:
-            raise DamagedLog(
-                f"{self.path}: record {number} at byte {at} has a valid checksum, but invalid content: {error}"
-            ) from None
+            what = f"{self.path}: record {number} at byte {at}"
+            raise ForeignLog(not_understood(what, error, self.release)) from None
         return Entry(number, record, at + _aligned(end - at))
 
     def _fields(self, at: int) -> tuple[int, int, int, int, int] | None:
@@ -256,6 +282,10 @@ class Segment:
                     f"according to record {fields[0]} at byte {found}"
                 )
             found += 1
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode(errors="replace")
 
 
 def _aligned(size: int) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gem_api.hyperparameters import DECLARATIONS, Hyperparameters
+from gem_api.formats import CHECKPOINT
+from gem_api.hyperparameters import DECLARATIONS, Hyperparameters, require_valid
 from gem_api.ranges import MAX_RANGES
-
-from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, require
+from gem_api.schedule import Eta
+from gem_api.schema import BIG, COUNT, REAL, Maybe, require
 
 _PI = {
     "counts": [COUNT], "edges": [REAL], "median": REAL, "tensor_medians": [REAL], "proxy_energy": REAL, "central_energy": REAL,
@@ -18,14 +19,16 @@ _ANSWER = {
 }  # fmt: skip
 _LEASE = {
     "lease_id": str, "worker": str, "sequence": COUNT, "base_version": COUNT, "answer": Maybe(_ANSWER),
-    "owner": str, "spare_version": Maybe(COUNT),
+    "owner": str, "spare_version": Maybe(COUNT), "eta": Maybe((REAL, REAL)),
 }  # fmt: skip
 _LEDGER = {
     "samples": BIG, "completed": COUNT, "samples_completed": BIG, "next_id": COUNT,
     "decks": [(str, COUNT, BIG, [(COUNT, BIG, BIG)])], "held": [(str, COUNT, str, COUNT, BIG, BIG)],
 }  # fmt: skip
 _STATE = {
-    "run_id": str, "hyperparameters": {}, "layout": [(str, [COUNT])],
+    "format": str, "server_version": str, "sha256": str,
+    "files": {name: {"bytes": COUNT, "sha256": str} for name in ("model.safetensors", "workers.safetensors")},
+    "run_id": str, "hyperparameters": dict, "layout": [(str, [COUNT])],
     "groups": {str: (REAL, bool)}, "version": COUNT, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
     "ledger": _LEDGER, "norms": [REAL], "shared": {str: REAL}, "log": Maybe((COUNT, COUNT)),
@@ -33,9 +36,17 @@ _STATE = {
 }  # fmt: skip
 
 
-def require_state(state: Any) -> None:
-    """Raises ValueError, naming the part, if a state is invalid in itself, or has shards that its samples do not contain."""
-    require(state, _STATE, "state")
+_STATE_1 = _STATE | {"leases": [{name: each for name, each in _LEASE.items() if name != "eta"}]}  # before eta
+
+
+def require_state(state: Any, number: int = CHECKPOINT) -> None:
+    """Raises ValueError, naming the part, if a state of a format is invalid in itself, or has shards that its samples do not
+    contain."""
+    if not 1 <= number <= CHECKPOINT:
+        raise ValueError(f"state.format is {str(state.get('format'))[:50]!r}")
+    require(state, _STATE_1 if number == 1 else _STATE, "state")
+    for lease in state["leases"]:
+        _require_eta(lease.get("eta"))
     require_hyperparameters(state["hyperparameters"], "state.hyperparameters")
     index, count = state["range"]
     if not index < count <= MAX_RANGES:
@@ -52,9 +63,29 @@ def require_state(state: Any) -> None:
         raise ValueError(f"state.ledger has shards of a lease that state.leases does not have: {min(strangers)[:50]!r}")
 
 
+def _require_eta(eta: Any) -> None:
+    """Raises ValueError unless it is a learning rate with a schedule's factor, or None."""
+    if eta is not None:
+        require_valid("learning_rate", eta[0])
+        if not 0 <= eta[1] <= 1:
+            raise ValueError(f"state.leases has a schedule's factor of {eta[1]}: it is from 0 to 1")
+
+
+def upgraded(state: dict[str, Any], number: int) -> dict[str, Any]:
+    """A state of a lower format in the form that this release writes. In format 1 a worker's last η is that of the settings."""
+    if number > 1:
+        return state
+    settings = Hyperparameters(**state["hyperparameters"])
+    leases = [
+        {**lease, "eta": Eta.at(settings, max(0, lease["answer"]["version"] - 1)) if lease["answer"] else None}
+        for lease in state["leases"]
+    ]
+    return {**state, "leases": leases}
+
+
 def require_hyperparameters(values: Any, what: str) -> None:
     """Raises ValueError, naming the hyper-parameter, if one is missing, unknown or invalid."""
-    require(values, {}, what)
+    require(values, dict, what)
     if missing := DECLARATIONS.keys() - values.keys():
         raise ValueError(f"{what} has no {min(missing)!r}")
     if unknown := values.keys() - DECLARATIONS.keys():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gem_api import __version__
 from gem_api.errors import InvalidRequest
+from gem_api.formats import CONTRACT
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.update_kind import KINDS, kind_of
@@ -83,6 +85,8 @@ def registration(registration: Registration, core: Core, peers: Sequence[str] = 
         steps_done=registration.steps_done,
         update_kind=KINDS[core.rule.kind],
         peers=peers,
+        contract=CONTRACT,
+        release=__version__,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gem_api.errors import Draining, IncompleteTransfer, InvalidRequest, LayoutMismatch
+from gem_api.formats import outdated, require_known_contract
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.logs import Logger
@@ -167,6 +168,7 @@ class TrainingServicer:
         self.path.require_open()
         caller = call.identify()
         require_name(caller, request.worker_name)
+        require_known_contract(request.contract, request.release)
         for name in ("optimizer", "lead"):
             require_short(f"RegisterWorkerRequest.{name}", getattr(request, name).ByteSize())
         layout = await self._layout_of(request.layout)
@@ -185,8 +187,10 @@ class TrainingServicer:
         if registration.ended:
             self._lease_ended(registration.ended)
         self.core.leases.get(registration.lease_id).frozen = request.frozen_fingerprint
-        awaited = {"waiting_for": self.core.workers_awaited} if self.core.workers_awaited else {}
-        self.logger.info("worker registered", worker=request.worker_name, workers=len(self.core.leases.live), **awaited)
+        notes: dict[str, int | str] = {"waiting_for": self.core.workers_awaited} if self.core.workers_awaited else {}
+        if old := outdated("the worker", request.contract, request.release):
+            notes["upgrade"] = old
+        self.logger.info("worker registered", worker=request.worker_name, workers=len(self.core.leases.live), **notes)
         if (settings := self.core.settings) != before:
             servers = {"learning_rate": settings.learning_rate, "schedule": str(Schedule.of(settings))}
             self.logger.info(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import islice
 
 from gem_api import __version__
+from gem_api.formats import CONTRACT
 from gem_api.schedule import server_rate
 from gem_api.v1 import training_pb2 as pb
 
@@ -90,6 +91,7 @@ class RunView:
             checkpoint_age_seconds=now - progress.checkpoint_at if progress.checkpoint_version is not None else 0.0,
             uptime_seconds=now - progress.started,
             server_version=__version__,
+            contract=CONTRACT,
             range_index=core.part.index,
             range_count=core.part.count,
             peers=self._peers,

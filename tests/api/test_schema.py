@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Schema, Whole, require
+from gem_api.schema import BIG, COUNT, REAL, Maybe, Schema, Whole, require
 
 RIGHT: list[tuple[Any, Schema]] = [
     ("a", str),
@@ -23,7 +23,7 @@ RIGHT: list[tuple[Any, Schema]] = [
     ([1, 2], [COUNT]),
     ([1, 0.5], [REAL]),
     (["a", 1], (str, COUNT)),
-    ({"a": 1, "more": None}, {"a": COUNT}),
+    ({"a": 1, "more": None}, dict),
     ({"x": 1, "y": 2}, {str: COUNT}),
     ([["a", [1]]], [(str, [COUNT])]),
 ]
@@ -53,6 +53,8 @@ WRONG: list[tuple[Any, Schema, str]] = [
     ({}, (str, COUNT), "it must be an array of 2 elements, not '{}'"),
     ([], {"a": COUNT}, "it must be an object, not '[]'"),
     ({}, {"a": COUNT}, "it has no 'a'"),
+    ({"a": 1, "more": None}, {"a": COUNT}, "it has an unknown name, 'more'"),
+    (["a"], dict, "it must be an object, not \"['a']\""),
     ({"x": "y"}, {str: REAL}, "it.x must be a number, not 'y'"),
     ([["a", [1, "b"]]], [(str, [REAL])], "it[0][1][1] must be a number, not 'b'"),
 ]

@@ -5,7 +5,8 @@ COUNT, BIG       a whole number from 0 to 2⁶³ − 1, or to 2⁶⁴ − 1
 REAL             a number that a float can hold, infinities and NaN too
 (schema, …)      an array of exactly these
 [schema]         an array of any length
-{name: schema}   an object with at least these names
+{name: schema}   an object with exactly these names
+dict             an object, whatever it holds
 {str: schema}    an object with any names
 Maybe(schema)    that, or null
 """
@@ -88,7 +89,9 @@ def _all_numbers(values: list[Any], schema: Schema) -> bool:
 def _require_members(value: dict[str, Any], schema: dict[Any, Schema], what: str) -> None:
     if str in schema:
         schema = dict.fromkeys(value, schema[str])
+    elif unknown := value.keys() - schema.keys():
+        raise ValueError(f"{what} has an unknown name, {min(unknown)[:50]!r}")
     for name, each in schema.items():
         if name not in value:
             raise ValueError(f"{what} has no {name!r}")
-        require(value[name], each, f"{what}.{name}")
+        require(value[name], each, f"{what}.{name[:50]}")
