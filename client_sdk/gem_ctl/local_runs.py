@@ -67,7 +67,7 @@ def newest_run(runs: Path) -> Path | None:
 
 def outcome(folder: Path) -> str:
     """How a run of gem-train ended, as its summary says."""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
         return str(json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("outcome") or "failed")
     return "failed"
 

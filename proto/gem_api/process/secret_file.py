@@ -24,7 +24,7 @@ def read_secret(path: Path) -> str:
     """Reads the file. Raises ValueError, which never quotes the content, if it can't be read or other users can access it."""
     require_private(path)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file in UTF-8") from None
     except OSError as error:
