@@ -15,6 +15,7 @@ from typing import Any
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.addresses import is_loopback
 from gem_api.process.kernel_network import kernel_settings
+from gem_api.process.lifetime import ending_signals
 from gem_api.process.logs import Logger
 
 from gem_server.background import start_chore
@@ -31,7 +32,7 @@ LAG_SECONDS = 0.25  # between two looks at the event loop's lag
 
 
 async def serve(config: ServerConfig, logger: Logger) -> None:
-    """Serves until SIGTERM, SIGINT or Drain, then ends gracefully.
+    """Serves until SIGTERM, SIGINT, SIGHUP or Drain, then ends gracefully.
 
     Raises:
         StartError: Wrong settings, an address in use, no usable checkpoint.
@@ -69,7 +70,7 @@ def _stop_restoring(number: int, frame: FrameType | None) -> None:
 
 
 def _handle_ending(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, handler)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import structlog
+from gem_api.process.lifetime import ending_signals
 from gem_api.process.options import Number, ServerAddress, Whole, credential_options, together
 from gem_api.process.settings_file import config_option, setting
 from gem_api.wire import WIRE_FORMATS
@@ -115,17 +116,17 @@ class Stopped(BaseException):
 
 
 def stop_on_signals() -> None:
-    """Makes SIGTERM and Ctrl-C raise Stopped in the main thread."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    """Makes SIGTERM, Ctrl-C and a terminal that closes raise Stopped in the main thread."""
+    for number in ending_signals():
         signal.signal(number, _raise_stopped)
 
 
 def ignore_signals() -> None:
-    """Ignores SIGTERM and Ctrl-C, so that a second one does not interrupt the shutdown. Does nothing outside the main thread,
+    """Ignores the signals that end a command, so that a second one does not interrupt the shutdown. Does nothing outside the main thread,
     which alone receives them."""
     if threading.current_thread() is not threading.main_thread():
         return
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
