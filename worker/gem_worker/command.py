@@ -122,8 +122,8 @@ def stop_on_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignores the signals that end a command, so that a second one does not interrupt the shutdown. Does nothing outside the main thread,
-    which alone receives them."""
+    """Ignores the signals that end a command, so that a second one does not interrupt the shutdown. Does nothing outside the
+    main thread, which alone receives them."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in ending_signals():

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from gem_api.errors import GemError
 from gem_api.process.extras import install
+from gem_api.process.printable import without_password
 
 _PIECE = 1 << 20  # bytes
 _OURS = ("backup-", "range-", "checkpoint-")  # how the names of backups begin, or of what is in one
@@ -57,7 +58,7 @@ def _failing(what: str, hint: str = "") -> Iterator[None]:
     except (GemError, BackupFailed):
         raise
     except Exception as error:
-        why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        why = without_password((isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__)
         raise BackupFailed(
             f"can't {what}: {' '.join(why.split())}{hint if isinstance(error, PermissionError) else ''}"
         ) from error
@@ -123,14 +124,14 @@ class ObjectStore:
         except ImportError as error:
             raise BackupFailed(_missing(url.partition("://")[0], error)) from error
         except Exception as error:  # a library of another store may raise anything
-            raise BackupFailed(f"can't open {url}: {error}") from error
+            raise BackupFailed(without_password(f"can't open {url}: {error}")) from error
         if not root.strip("/"):
-            raise BackupFailed(f"{url} names no bucket: write {url.partition('://')[0]}://BUCKET/PREFIX")
+            raise BackupFailed(f"{without_password(url)} names no bucket: write {url.partition('://')[0]}://BUCKET/PREFIX")
         self._fs: Any = fs
         self._root: str = root.rstrip("/")
 
     def __str__(self) -> str:
-        return str(self._fs.unstrip_protocol(self._root))
+        return without_password(str(self._fs.unstrip_protocol(self._root)))
 
     def files(self) -> list[str]:
         with _failing(f"list {self}", self._HINT):

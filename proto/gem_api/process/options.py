@@ -56,8 +56,8 @@ class WithHeadings(click.Command):
     """A command with --config, whose --help groups options under HEADINGS; options without a heading come last."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Says what to write instead of an option, or of a variable of the environment, that is a setting now. Warns of variables
-        that set nothing."""
+        """Says what to write instead of an option, or of a variable of the environment, that is a setting now. Warns of
+        variables that set nothing."""
         warn_of_unknown_variables()
         if hint := misplaced(self):
             raise click.UsageError(hint, ctx)

@@ -116,7 +116,7 @@ def unknown_variables(names: Iterable[str]) -> Iterator[str]:
 
 
 def warn_of_unknown_variables() -> None:
-    """Prints the `unknown_variables` of this process, once. A warning only: a cluster may set GEM_... for purposes of its own."""
+    """Prints the `unknown_variables` of this process, once. No error: a cluster may set GEM_... for purposes of its own."""
     global _warned
     if not _warned:
         _warned = True
