@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.addresses import MAX_PORT, is_tcp_address, names_a_port, server_address
-from gem_api.process.host_memory import default_limit
+from gem_api.process.host_limits import default_limit
 from gem_api.process.options import DURABILITIES
 from gem_api.ranges import WHOLE, Range
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.addresses import is_loopback
+from gem_api.process.files import advice
 from gem_api.process.kernel_network import kernel_settings
 from gem_api.process.lifetime import ending_signals
 from gem_api.process.logs import Logger
@@ -117,8 +118,8 @@ class Server:
             recovery.begin_life(self.core)
         except CheckpointFailed as error:
             raise StartError(
-                f"can't write the checkpoint that the write-ahead log starts from: {error}. If the disk is full, free space, "
-                "or keep fewer checkpoints (checkpoint_keep)"
+                f"can't write the checkpoint that the write-ahead log starts from: {error}"
+                + ", or keep fewer checkpoints (checkpoint_keep)" * ("free space" in str(error))
             ) from error
 
     def _end_unfit_leases(self) -> None:
@@ -284,7 +285,8 @@ class Server:
         except CheckpointFailed as error:
             raise StartError(f"{log}the last checkpoint could not be written; the previous one is intact: {error}") from error
         if log_error:
-            raise StartError(f"{log}the last checkpoint has all commits: check the disk, then start again with --resume")
+            what = advice(log_error, "check the disk" if isinstance(log_error, OSError) else "see the lines above")
+            raise StartError(f"{log}the last checkpoint has all commits: {what}, then start again with --resume")
 
     async def _close(self) -> None:
         parts = self.parts

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from unittest.mock import Mock
 
 import click
+import grpc
 import pytest
 from click.testing import CliRunner
 from gem_api.process.addresses import server_address
 from gem_api.process.printable import without_password
-from gem_client import Admin, InvalidRequest, ServerUnavailable, connect
-from gem_client.transport.channel import _nobody_there
+from gem_client import Admin, InvalidRequest, Overloaded, ServerUnavailable, connect
+from gem_client.transport.channel import _nobody_there, typed_error
 from gem_worker.process.trainer import run_hyperparameters
 from kit.commands import COMMANDS
 from kit.model import Patience
@@ -130,6 +132,15 @@ def test_workers_that_share_host_name_and_process_id_have_names_of_their_own(mon
 )  # fmt: skip
 def test_a_resolver_that_does_not_answer_is_not_a_name_that_nobody_has(why: str, said: str) -> None:
     assert _nobody_there(f"errors resolving h:1: [field:hostname lookup error:address lookup failed for {why}]", "h:1") == said
+
+
+def test_a_message_that_is_too_large_for_a_proxy_is_not_an_overloaded_server() -> None:
+    error = Mock()
+    error.code.return_value = grpc.StatusCode.RESOURCE_EXHAUSTED
+    error.details.return_value = "Received message larger than max (5 vs. 4)"
+    assert isinstance(typed_error(error, "h:1"), InvalidRequest)
+    error.details.return_value, error.trailing_metadata.return_value = "busy", ()
+    assert isinstance(typed_error(error, "h:1"), Overloaded)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -104,11 +103,6 @@ def exchange_flags(options: dict[str, Any]) -> list[str]:
     """The values of `exchange_options` as command-line flags, for a process to be started, but for `shared_memory`."""
     overlap = "--overlap" if options["overlap"] else "--no-overlap"
     return [overlap, f"--gradient-dtype={options['gradient_dtype']}", f"--theta-dtype={options['theta_dtype']}"]
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Stopped(BaseException):

@@ -103,6 +103,8 @@ def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
             )
         if why := _nobody_there(details, address):
             return ServerUnavailable(why)
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or ""):
+        return InvalidRequest(f"something between this client and {address or 'the server'} has a limit: {error.details()}")
     metadata = error.trailing_metadata() or ()
     return from_status(error.code(), error.details() or "", [(entry.key, entry.value) for entry in metadata])
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from gem_api.errors import GemError
 from gem_api.process.extras import install
+from gem_api.process.files import sync_directory
 from gem_api.process.printable import without_password
 
 _PIECE = 1 << 20  # bytes
@@ -97,9 +98,9 @@ class Folder:
                 os.fsync(file.fileno())
             scratch.rename(target)
             for folder in target.parents[: len(Path(path).parents)]:  # up to the root
-                sync(folder)
+                sync_directory(folder)
             with suppress(PermissionError):  # then it is not ours, and not new
-                sync(self._root.parent)
+                sync_directory(self._root.parent)
 
     def remove(self, path: str) -> None:
         target = self._root / path
@@ -169,12 +170,3 @@ def _missing(protocol: str, error: ImportError) -> str:
     if protocol in ("s3", "s3a"):
         return f"{protocol}:// needs {(error.name or 's3fs').partition('.')[0]}, which is not installed: {install('s3')}"
     return f"{protocol}:// needs a library of fsspec that is not installed: {error}"
-
-
-def sync(folder: Path) -> None:
-    """Returns once a folder's entries are on the disk. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

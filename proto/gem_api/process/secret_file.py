@@ -15,7 +15,7 @@ def require_private(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise ValueError(f"can't read {path}: {error.strerror}") from None
+        raise ValueError(f"can't read {path}: {error.strerror}") from error
     if mode & OTHERS and path.absolute().parent != MOUNTED:
         raise ValueError(f"other users can read or change {path}: chmod 600 {path}")
 
@@ -28,7 +28,7 @@ def read_secret(path: Path) -> str:
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file in UTF-8") from None
     except OSError as error:
-        raise ValueError(f"can't read {path}: {error.strerror}") from None
+        raise ValueError(f"can't read {path}: {error.strerror}") from error
 
 
 def require_token(token: str, where: str) -> str:
