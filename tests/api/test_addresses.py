@@ -109,7 +109,12 @@ def test_a_name_that_nobody_has_is_said_so() -> None:
 def test_workers_that_share_host_name_and_process_id_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1)
     named: list[str] = []
-    monkeypatch.setattr("gem_worker.process.work.work", lambda name, *_: (named.append(name) or 0, False))
+
+    def work(name: str, *_: object) -> tuple[int, bool]:
+        named.append(name)
+        return 0, False
+
+    monkeypatch.setattr("gem_worker.process.work.work", work)
     monkeypatch.setattr("gem_worker.process.cli.log_as", named.append)
     for process_wide in ("stop_on_signals", "end_with_launcher", "logs.configure"):
         monkeypatch.setattr(f"gem_worker.process.cli.{process_wide}", lambda *_: None)

@@ -48,6 +48,15 @@ def test_closed_streams_blocked_signals_a_poor_encoding_and_no_home_change_nothi
 
 
 @pytest.mark.long
+def test_a_working_directory_that_was_removed_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    program = "import os, sys; os.rmdir(os.getcwd()); from gem_api.process.command import gem_ctl; gem_ctl()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path / "gone", capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "the working directory does not exist any more" in done.stderr
+
+
+@pytest.mark.long
 def test_text_that_a_streams_encoding_lacks_is_escaped() -> None:
     program = "from gem_api.process.surroundings import settle; settle(); print('\\u03c0')"
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -56,20 +65,20 @@ def test_text_that_a_streams_encoding_lacks_is_escaped() -> None:
 
 
 @pytest.fixture
-def hangup() -> Iterator[Callable[[signal.Handlers], None]]:
+def hangup() -> Iterator[Callable[[signal.Handlers], object]]:
     before = signal.getsignal(signal.SIGHUP)
-    yield lambda handler: signal.signal(signal.SIGHUP, handler) and None
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
     signal.signal(signal.SIGHUP, before)
 
 
-def test_a_terminal_that_closes_ends_a_command_as_ctrl_c_does(hangup: Callable[[signal.Handlers], None]) -> None:
+def test_a_terminal_that_closes_ends_a_command_as_ctrl_c_does(hangup: Callable[[signal.Handlers], object]) -> None:
     hangup(signal.SIG_DFL)
     assert set(ending_signals()) == {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     with pytest.raises(KeyboardInterrupt), signals_interrupt():
         signal.raise_signal(signal.SIGHUP)
 
 
-def test_under_nohup_a_terminal_that_closes_ends_nothing(hangup: Callable[[signal.Handlers], None]) -> None:
+def test_under_nohup_a_terminal_that_closes_ends_nothing(hangup: Callable[[signal.Handlers], object]) -> None:
     hangup(signal.SIG_IGN)
     assert signal.SIGHUP not in ending_signals()
     with signals_interrupt():

@@ -69,7 +69,7 @@ def test_a_lane_whose_port_is_gone_is_dead_within_seconds(watched: Watched) -> N
 def test_a_process_without_descriptors_can_not_tell_that_a_port_is_gone(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse.socket, "socket", failing(errno.EMFILE))
+    monkeypatch.setattr(socket, "socket", failing(errno.EMFILE))
     watched.look_for(15.0)
 
 

@@ -15,6 +15,7 @@ _STANDARD = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # descriptors 0 
 def settle() -> None:
     """Call this before a command imports or opens anything."""
     _open_standard_streams()
+    _require_a_working_directory()
     _reset_signals()
     _have_a_home()
 
@@ -31,6 +32,14 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
         elif mode == "w" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _require_a_working_directory() -> None:
+    """Libraries that are loaded later ask for it, and say nothing that a user would understand."""
+    try:
+        os.getcwd()
+    except OSError:
+        sys.exit("the working directory does not exist any more: change to another one")
 
 
 def _reset_signals() -> None:
