@@ -24,6 +24,7 @@ from kit.ways import wired
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.load_profile("default")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost,::1"  # for the tests' own requests
 
 
 # Rooms whose tests take long together: they run with `make test-all` alone.

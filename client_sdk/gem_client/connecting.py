@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from functools import partial
 
+from gem_api.process.addresses import default_name
 from gem_api.wire import wire_format
 
 from gem_client.arguments import require_connection, require_started
@@ -65,7 +63,7 @@ def connect(
     require_started()
     require_connection(name, retry, timeout)
     caller = Caller(
-        name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        name=name or default_name(),
         connect=partial(Connection, timeout=timeout, security=Security(token, tls_ca, tls_cert, tls_key)),
         retry=retry or Retry(),
         shared_memory=shared_memory,

@@ -1,3 +1,3 @@
-from gem_ctl.cli import main
+from gem_api.process.command import gem_ctl
 
-main(prog_name="gem-ctl")
+gem_ctl()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import sys
@@ -136,10 +135,14 @@ class _TypedErrors(WithHeadings, click.Group):
         try:
             return super().main(*args, **named)
         except OSError as error:  # not in `invoke`: help is printed before that
-            if error.errno != errno.ENOSPC:
+            if error.strerror is None:
                 raise
-            click.echo(f"gem-ctl: can't write: {error.strerror}", err=True)
+            click.echo(f"gem-ctl: {printable(_what_failed(error))}: {error.strerror}", err=True)
             sys.exit(1)
+
+
+def _what_failed(error: OSError) -> str:
+    return f"can't use {error.filename}" if error.filename else "can't write"
 
 
 def _loaded(entry: EntryPoint) -> click.Command:

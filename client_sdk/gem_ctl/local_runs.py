@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
 from gem_api.process.addresses import is_this_machine
+from gem_api.process.files import lock
 from gem_api.process.printable import printable
 from gem_api.process.regular_file import MAX_BYTES, read_regular
 
@@ -25,15 +26,14 @@ class Announcement:
     def __init__(self, folder: Path, address: str) -> None:
         self._path = folder / _FILE
         self._file: IO[str] | None = None
-        with suppress(OSError, ImportError):
-            file = self._path.open("a", encoding="utf-8")
-            if not _lock(file):
-                file.close()
-                return
-            file.truncate(0)
-            file.write(f"{address}\n")
-            file.flush()
-            self._file = file
+        with suppress(OSError, ImportError), ExitStack() as opened:
+            file = opened.enter_context(self._path.open("a", encoding="utf-8"))
+            if lock(file):
+                file.truncate(0)
+                file.write(f"{address}\n")
+                file.flush()
+                self._file = file
+                opened.pop_all()
 
     def close(self) -> None:
         if self._file is not None:
@@ -52,7 +52,7 @@ def find_runs(runs: Path) -> dict[Path, str]:
             with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
                 address = file.read(1000).strip()
                 # gem-train's server runs on this machine: a file with another address must not receive a token.
-                if not _lock(file, shared=True) and is_this_machine(address):
+                if not lock(file, shared=True) and is_this_machine(address):
                     addresses[path.parent] = address
     return addresses
 
@@ -72,14 +72,3 @@ def outcome(folder: Path) -> str:
     with suppress(OSError, ValueError, AttributeError, RecursionError):
         return printable(str(json.loads(read_regular(folder / "summary.json", MAX_BYTES)).get("outcome") or "failed"))
     return "failed"
-
-
-def _lock(file: IO[str], *, shared: bool = False) -> bool:
-    """Locks the file until it is closed. Returns False if another process has locked it."""
-    import fcntl  # not on Windows
-
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

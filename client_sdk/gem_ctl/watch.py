@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import click
 from gem_api.errors import GemError
+from gem_api.process.lifetime import ending_signals
 from gem_api.process.printable import printable
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
@@ -115,7 +116,7 @@ def _canvas(stack: ExitStack) -> Callable[[str], None]:
 
 
 class Interrupts:
-    """Handles SIGINT and SIGTERM within a `with` block: they interrupt `wait` at once, and nothing else.
+    """Handles SIGINT, SIGTERM and SIGHUP within a `with` block: they interrupt `wait` at once, and nothing else.
 
     An exception while drawing would leave the terminal in a broken state.
     """
@@ -134,7 +135,7 @@ class Interrupts:
             self._waiting = False
 
     def __enter__(self) -> Interrupts:
-        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._on_signal) for number in ending_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

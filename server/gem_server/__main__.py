@@ -1,3 +1,3 @@
-from gem_server.cli import main
+from gem_api.process.command import gem_server
 
-main(prog_name="gem-server")
+gem_server()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ def _allow_many_files() -> None:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        with suppress(OSError, ValueError):  # macOS has another limit below an infinite one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _config_option(flag: str, **how: Any) -> Callable[[Any], Any]:
@@ -226,8 +228,8 @@ def main(context: click.Context, /, **options: Any) -> None:
 
     Every option is a setting too: an environment variable (GEM_LEARNING_RATE for --learning-rate), or a key in the file of
     --config. The command line wins over the environment, that over the file, that over the default.
-    SIGTERM or Ctrl-C finishes the queued commits and writes a checkpoint (with --checkpoint-dir). SIGUSR1 prints what each
-    thread does to standard error.
+    SIGTERM, Ctrl-C or a terminal that closes (without nohup) makes it finish the queued commits and write a checkpoint (with
+    --checkpoint-dir). SIGUSR1 prints what each thread does to standard error.
 
     Exit status: 0 after SIGTERM, Ctrl-C or gem-ctl drain; 1 after an unexpected error; 2 if the server can't start (wrong
     options, an address in use, no usable checkpoint), or can't write its log or its last checkpoint.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.addresses import is_tcp_address, names_a_port, server_address
-from gem_api.process.host_memory import default_limit
+from gem_api.process.addresses import MAX_PORT, is_tcp_address, names_a_port, server_address
+from gem_api.process.host_limits import default_limit
 from gem_api.process.options import DURABILITIES
 from gem_api.ranges import WHOLE, Range
 
@@ -57,7 +57,7 @@ class ServerConfig:
     listen: str = "127.0.0.1:50051"
 
     # HOST:PORT of the lane, which carries commits beside gRPC. Port 0 picks a free one. None: the host of `listen`, and the
-    # port after its port; a free one if that is taken, or 0. Empty: no such port, and other machines commit over gRPC.
+    # port after its port; a free one if there is none, or if it is taken. Empty: none, and other machines commit over gRPC.
     lane_listen: str | None = None
 
     # HOST:PORT of the live page and the Prometheus metrics. Port 0 picks a free one. Empty: neither is served.
@@ -125,7 +125,7 @@ class ServerConfig:
         if self.lane_listen is not None:
             return self.lane_listen
         host, _, port = self.listen.rpartition(":")
-        return "" if self.listen.startswith("unix") else f"{host}:{int(port) and int(port) + 1}"
+        return "" if self.listen.startswith("unix") else f"{host}:{int(port) + 1 if 0 < int(port) < MAX_PORT else 0}"
 
     @property
     def history_file(self) -> Path | None:
@@ -148,7 +148,7 @@ class ServerConfig:
 
     def _problems(self) -> Iterator[str]:
         if not names_a_port(self.listen):
-            yield f"can't listen on {self.listen!r}: give --listen HOST:PORT, such as 127.0.0.1:50051"
+            yield f"can't listen on {self.listen!r}: give --listen HOST:PORT, with a port up to {MAX_PORT}"
         elif self.lane_address and not is_tcp_address(self.lane_address):
             address = self.lane_address
             yield f"can't serve the lane on {address!r}: set lane_listen to HOST:PORT, such as 127.0.0.1:50052, or off"

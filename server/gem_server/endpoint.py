@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING
+from gem_api.process.files import OWN_LIMITS, advice
 from gem_api.process.http_port import serve_metrics
 from gem_api.process.logs import Logger
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -118,4 +119,5 @@ def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
         return int(server.add_insecure_port(address))
     except (RuntimeError, OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error).partition(";")[0]
-        raise StartError(f"can't listen on {address}: {why}; give another HOST:PORT with --listen") from None
+        what = advice(error) if getattr(error, "errno", 0) in OWN_LIMITS else ""
+        raise StartError(f"can't listen on {address}: {why}; {what or 'give another HOST:PORT with --listen'}") from None

@@ -15,7 +15,9 @@ from typing import Any
 
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.addresses import is_loopback
+from gem_api.process.files import advice
 from gem_api.process.kernel_network import kernel_settings
+from gem_api.process.lifetime import ending_signals
 from gem_api.process.logs import Logger
 
 from gem_server.background import new_thread, start_chore
@@ -32,7 +34,7 @@ LAG_SECONDS = 0.25  # between two looks at the event loop's lag
 
 
 async def serve(config: ServerConfig, logger: Logger) -> bool:
-    """Serves until SIGTERM, SIGINT or Drain, then ends gracefully. Returns whether a thread still compiles.
+    """Serves until SIGTERM, SIGINT, SIGHUP or Drain, then ends gracefully. Returns whether a thread still compiles.
 
     Raises:
         StartError: Wrong settings, an address in use, no usable checkpoint.
@@ -73,7 +75,7 @@ def _stop_restoring(number: int, frame: FrameType | None) -> None:
 
 
 def _handle_ending(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, handler)
 
 
@@ -120,8 +122,8 @@ class Server:
             recovery.begin_life(self.core)
         except CheckpointFailed as error:
             raise StartError(
-                f"can't write the checkpoint that the write-ahead log starts from: {error}. If the disk is full, free space, "
-                "or keep fewer checkpoints (checkpoint_keep)"
+                f"can't write the checkpoint that the write-ahead log starts from: {error}"
+                + ", or keep fewer checkpoints (checkpoint_keep)" * ("free space" in str(error))
             ) from error
 
     def _end_unfit_leases(self) -> None:
@@ -307,7 +309,8 @@ class Server:
             left = self.parts.checkpointer.what_is_left()
             raise StartError(f"{log}the last checkpoint could not be written; {left}: {error}") from error
         if log_error:
-            raise StartError(f"{log}the last checkpoint has all commits: check the disk, then start again with --resume")
+            what = advice(log_error, "check the disk" if isinstance(log_error, OSError) else "see the lines above")
+            raise StartError(f"{log}the last checkpoint has all commits: {what}, then start again with --resume")
 
     async def _close(self) -> None:
         parts = self.parts

@@ -74,7 +74,7 @@ class Parts:
         self.registry = ServerRegistry(config.range)
         # The addresses first. If they are in use, the files may belong to another server and must stay untouched.
         self.endpoint = Endpoint(config, self.registry, logger)
-        self.directory_lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
+        self.directory_lock = lock_directory(config.checkpoint_dir, logger) if config.checkpoint_dir else None
         if self.directory_lock:
             opened.enter_context(self.directory_lock)
 

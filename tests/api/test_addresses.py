@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
+from unittest.mock import Mock
 
 import click
+import grpc
 import pytest
 from click.testing import CliRunner
 from gem_api.process.addresses import server_address
-from gem_client import Admin, InvalidRequest, ServerUnavailable, connect
+from gem_api.process.printable import without_password
+from gem_client import Admin, InvalidRequest, Overloaded, ServerUnavailable, connect
+from gem_client.transport.channel import _nobody_there, typed_error
 from gem_worker.process.trainer import run_hyperparameters
 from kit.commands import COMMANDS
 from kit.model import Patience
+from kit.server import Live
 
 
 @pytest.mark.parametrize(
@@ -98,6 +104,83 @@ def test_a_name_that_nobody_has_is_said_so() -> None:
         pytest.raises(ServerUnavailable, match=r"^the host of no\.such.* is not known"),
     ):
         admin.status()
+
+
+def test_workers_that_share_host_name_and_process_id_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    named: list[str] = []
+
+    def work(name: str, *_: object) -> tuple[int, bool]:
+        named.append(name)
+        return 0, False
+
+    monkeypatch.setattr("gem_worker.process.work.work", work)
+    monkeypatch.setattr("gem_worker.process.cli.log_as", named.append)
+    for process_wide in ("stop_on_signals", "end_with_launcher", "logs.configure"):
+        monkeypatch.setattr(f"gem_worker.process.cli.{process_wide}", lambda *_: None)
+    for _ in range(2):
+        assert CliRunner().invoke(COMMANDS["gem-worker"], []).exit_code == 0
+    assert CliRunner().invoke(COMMANDS["gem-worker"], ["--name", "ann"]).exit_code == 0
+    assert len(set(named[:4])) == 2
+    assert named[4:] == ["ann", "ann"]
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("h:1: Domain name not found", "the host of h:1 is not known (is the name right?)"),
+        ("h:1 os_error: Name or service not known syscall: getaddrinfo", "the host of h:1 is not known (is the name right?)"),
+        ("h:1: Could not contact DNS servers", "can't look up the host of h:1 now: Could not contact DNS servers"),
+        ("h:1 os_error: Temporary failure in name resolution syscall: getaddrinfo",
+         "can't look up the host of h:1 now: Temporary failure in name resolution"),
+    ],
+)  # fmt: skip
+def test_a_resolver_that_does_not_answer_is_not_a_name_that_nobody_has(why: str, said: str) -> None:
+    assert _nobody_there(f"errors resolving h:1: [field:hostname lookup error:address lookup failed for {why}]", "h:1") == said
+
+
+def test_a_message_that_is_too_large_for_a_proxy_is_not_an_overloaded_server() -> None:
+    error = Mock()
+    error.code.return_value = grpc.StatusCode.RESOURCE_EXHAUSTED
+    error.details.return_value = "Received message larger than max (5 vs. 4)"
+    assert isinstance(typed_error(error, "h:1"), InvalidRequest)
+    error.details.return_value, error.trailing_metadata.return_value = "busy", ()
+    assert isinstance(typed_error(error, "h:1"), Overloaded)
+
+
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A proxy for the web, at which nobody listens."""
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    return monkeypatch
+
+
+def test_a_proxy_for_the_web_is_not_asked_for_a_server(proxied: pytest.MonkeyPatch, live: Live) -> None:
+    with Admin(live.address) as admin:
+        assert admin.status().run_id
+
+
+def test_a_proxy_for_grpc_is_asked_and_named(proxied: pytest.MonkeyPatch) -> None:
+    proxied.setenv("grpc_proxy", "http://ann:secret@127.0.0.1:9")
+    through = r"^no connection to 127.0.0.1:1 through the proxy http://\*\*\*@127.0.0.1:9 \(grpc_proxy\): refused$"
+    with Admin("127.0.0.1:1") as admin, pytest.raises(ServerUnavailable, match=through):
+        admin.status()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://ann:p@ss@host:4318/v1?key=k", "http://***@host:4318/v1?***"),
+        ("https://token@host", "https://***@host"),
+        ("can't reach s3://id:key@bucket/a and http://u:p@b/", "can't reach s3://***@bucket/a and http://***@b/"),
+        ("host:4318/v1@2", "host:4318/v1@2"),
+    ],
+)
+def test_nobody_reads_the_password_of_an_address(text: str, shown: str) -> None:
+    assert without_password(text) == shown
 
 
 def test_a_worker_says_that_it_waits_for_a_server(patience: Patience, caplog: pytest.LogCaptureFixture) -> None:

@@ -49,10 +49,17 @@ def test_a_wrong_address_gives_one_line_that_says_what_to_write(wrong: str) -> N
     )
 
 
-def test_after_the_last_port_there_is_none_for_the_lane() -> None:
-    result = CliRunner().invoke(main, ["--until-stopped", "--listen", "127.0.0.1:65535"])
+def test_after_the_last_port_the_lane_takes_a_free_one() -> None:
+    assert ServerConfig(listen="127.0.0.1:65535").lane_address == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize("wrong", ["localhost:99999", "127.0.0.1:65536", "127.0.0.1:123456"])
+def test_a_port_that_does_not_exist_is_named_as_the_user_wrote_it(wrong: str) -> None:
+    result = CliRunner().invoke(main, ["--until-stopped", "--listen", wrong])
     assert result.exit_code == 2
-    assert "can't serve the lane on '127.0.0.1:65536': set lane_listen to HOST:PORT" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        f"gem-server: can't listen on {wrong!r}: give --listen HOST:PORT, with a port up to 65535"
+    )
 
 
 def test_an_address_in_use_gives_one_line_that_names_the_option() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.named_settings import parse, written
 from gem_api.process.options import expanded, flags, settings_without_flags
-from gem_api.process.settings_file import KEYS, Setting, key
+from gem_api.process.settings_file import KEYS, Setting, key, unknown_variables
 from gem_worker.launcher.options import run_options
 from kit.commands import COMMANDS, all_options
+from kit.pages import ROOT
 from kit.settings import configured
 
 server, train = COMMANDS["gem-server"], COMMANDS["gem-train"]
@@ -153,6 +157,7 @@ def test_gem_train_hands_settings_of_its_servers_over() -> None:
         ("learning_rate = 'fast'", "'fast' is not a valid number"),
         ("epochs = 1.5", "'1.5' is not a valid whole number"),
         ("epochs =", "Invalid value"),
+        ("epochs = " + 3000 * "[" + 3000 * "]", "run.toml: its brackets are nested too deeply"),
     ],
 )
 @pytest.mark.parametrize("name", ["gem-server", "gem-train"])
@@ -161,6 +166,12 @@ def test_a_wrong_file_is_one_line_that_names_it_or_the_key(name: str, content: s
     result = CliRunner().invoke(COMMANDS[name], ["--config", str(tmp_path / "run.toml")])
     assert result.exit_code == 2
     assert said in result.stderr.splitlines()[-1]
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("epochs = 7\n", encoding="utf-8-sig")
+    with server.make_context("gem-server", ["--config", str(tmp_path / "run.toml")]) as context:
+        assert context.params["epochs"] == 7
 
 
 def test_the_keys_are_those_of_all_commands() -> None:
@@ -208,6 +219,47 @@ def test_a_variable_that_would_set_nothing_is_refused_with_what_to_write(
     monkeypatch.setenv(variable, "3")
     result = CliRunner().invoke(server, ["--epochs", "1"])
     assert (result.exit_code, said in result.stderr.splitlines()[-1]) == (2, True), result.stderr
+
+
+def test_a_misspelt_variable_is_warned_of_with_what_is_like_it() -> None:
+    assert list(unknown_variables(["GEM_LERNING_RATE", "GEM_XYZ", "LERNING_RATE"])) == [
+        "the variable GEM_LERNING_RATE is not a setting, and is ignored (did you mean GEM_LEARNING_RATE?)",
+        "the variable GEM_XYZ is not a setting, and is ignored",
+    ]
+
+
+def test_no_variable_that_anything_of_ours_reads_or_sets_is_warned_of() -> None:
+    files = ("docker-compose.yml", ".env.example", "deploy/compose.gpu.yml", "deploy/Dockerfile", "deploy/slurm", "deploy/helm")
+    found = {each for command, prefix in _commands() for each in _variables(command, prefix)}
+    for path in (path for name in files for path in (ROOT / name, *(ROOT / name).rglob("*")) if path.is_file()):
+        found |= set(re.findall(r"GEM_[A-Z_]+[A-Z]", path.read_text()))
+    # Of services named gem and gem-server, if a pod of another chart gets Kubernetes' links.
+    links = {"GEM_SERVICE_HOST", "GEM_SERVER_SERVICE_PORT_LANE", "GEM_SERVER_PORT_50051_TCP_ADDR", "GEM_PORT_50051_TCP"}
+    assert len(found) > 60
+    assert not list(unknown_variables(found | links))
+
+
+def _commands() -> Iterator[tuple[click.Command, str]]:
+    """All commands, and what the variables of their options begin with."""
+    for command in COMMANDS.values():
+        yield command, "GEM"
+        yield from _below(command, "GEM") if isinstance(command, click.Group) else ()
+
+
+def _below(group: click.Group, prefix: str) -> Iterator[tuple[click.Command, str]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command, named = group.get_command(context, name), f"{prefix}_{name.upper()}"
+        assert command is not None
+        yield command, named
+        yield from _below(command, named) if isinstance(command, click.Group) else ()
+
+
+def _variables(command: click.Command, prefix: str) -> Iterator[str]:
+    for param in command.params:
+        yield from [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+        if isinstance(param, click.Option) and not param.is_eager:
+            yield f"{prefix}_{str(param.name).upper()}"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

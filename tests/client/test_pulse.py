@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from gem_api import lane
 from gem_client.transport import pulse
 from gem_client.transport.pulse import LOOK_SECONDS, SILENT_SECONDS, TRY_SECONDS, PortSilent, Pulse, silent_for
+from kit.failing import failing
 from kit.regions import linux_only
 from kit.server import DEADLINE, wait_until
 
@@ -62,6 +64,13 @@ def test_a_lane_whose_port_is_gone_is_dead_within_seconds(watched: Watched) -> N
     with pytest.raises(PortSilent):
         watched.look_for(10.0)
     assert watched.now - began == pytest.approx(SILENT_SECONDS)
+
+
+def test_a_process_without_descriptors_can_not_tell_that_a_port_is_gone(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "socket", failing(errno.EMFILE))
+    watched.look_for(15.0)
 
 
 def test_as_long_as_packets_come_the_port_is_not_tried(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,4 +167,4 @@ def test_workers_that_hold_more_than_the_memory_limit_are_not_taken_over(saved: 
 def test_a_checkpoint_folder_that_can_not_be_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"can't use .*/file for checkpoints: "):
-        lock_directory(tmp_path / "file")
+        lock_directory(tmp_path / "file", CapturingLogger())

@@ -186,6 +186,14 @@ def test_spans_are_sent_to_the_endpoint_that_the_environment_names(names: dict[s
     assert {each.key: each.value.string_value for each in sent.resource.attributes}["service.name"] == service
 
 
+def test_the_log_does_not_have_the_endpoints_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://ann:secret@collector:4318")
+    monkeypatch.setattr(tracing, "import_module", Mock())
+    logger = Mock()
+    tracing.export("gem-server", logger)
+    logger.info.assert_called_once_with("traces are sent", endpoint="https://***@collector:4318")
+
+
 def test_an_endpoint_without_the_extra_is_a_warning_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -26,6 +26,11 @@ def test_a_taken_port_is_replaced_by_a_free_one_unless_the_user_named_it() -> No
             Listener(address, "", time.monotonic, structlog.get_logger())
 
 
+def test_a_host_that_is_not_this_machines_is_no_taken_port() -> None:
+    with pytest.raises(StartError, match=r"can't listen on 192\.0\.2\.1:50052 for the lane"):
+        Listener("192.0.2.1:50052", "", time.monotonic, structlog.get_logger(), insist=False)
+
+
 def test_the_usual_port_is_the_one_after_that_of_grpc() -> None:
     assert ServerConfig(listen="10.0.0.1:50051").lane_address == "10.0.0.1:50052"
 

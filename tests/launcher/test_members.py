@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.host_limits import cores
 from gem_api.process.options import as_environment, expanded
 from gem_api.ranges import WHOLE, Range
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as gem_server
-from gem_worker.command import cores
 from gem_worker.launcher.cli import main as gem_train
 from gem_worker.launcher.cluster import (
     MAX_RESTARTS,

@@ -240,7 +240,8 @@ def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status(tmp_path: Pa
         assert server.wait() == 0
 
 
-def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
+def test_a_signal_finishes_the_work_writes_a_checkpoint_and_exits_with_0(ending: signal.Signals, tmp_path: Path) -> None:
     flags = ("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path / "c"), "--rule", "gem:momentum=0.25")
     variables = {"GEM_LEARNING_RATE": "0.5", "GEM_RULE": "gem:momentum=0.75"}
     with server_process(tmp_path, *flags, **variables) as server:
@@ -257,7 +258,7 @@ def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path
             assert (
                 line == f"gem-server: can't listen on {address}: Address already in use; give another HOST:PORT with --listen"
             )
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(ending)
         assert stream.refusal().error == "DRAINING"
         assert server.wait() == 0, server.log
         wire.close()

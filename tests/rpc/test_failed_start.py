@@ -73,7 +73,7 @@ def test_a_server_that_refuses_to_start_among_checkpoints_leaves_them_unlocked(t
     save_core(core, tmp_path)
     error = failed_start(config(checkpoint_dir=tmp_path))
     assert "add --resume" in str(error)
-    lock_directory(tmp_path).close()  # StartError if it is locked
+    lock_directory(tmp_path, structlog.get_logger()).close()  # StartError if it is locked
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed in /proc")

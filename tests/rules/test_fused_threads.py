@@ -106,8 +106,8 @@ def test_a_part_is_large_enough_to_be_worth_a_thread() -> None:
 
 
 def test_there_are_as_many_threads_as_cores_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem_server.rules.threads.os.sched_getaffinity", lambda pid: set(range(3)), raising=False)
+    monkeypatch.setattr("gem_server.rules.threads.cores", lambda: 3)
     assert Threads().count == 3
     assert Threads(5).count == 5
-    monkeypatch.setattr("gem_server.rules.threads.os.sched_getaffinity", lambda pid: set(range(100)), raising=False)
+    monkeypatch.setattr("gem_server.rules.threads.cores", lambda: 100)
     assert Threads().count == MAX_THREADS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from gem_server.security.tls import TlsFiles
 from gem_server.security.tokens import ROLES, Entry, TokenFile, parse
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
+from kit.failing import failing
 from kit.tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
 
 
@@ -279,3 +281,14 @@ def test_a_token_in_the_clear_is_noticed(address: str, tls_ca: str | None, expos
     assert security.exposes_token(address) is exposed
     assert ALICE not in repr(security)
     assert not Security().exposes_token(address)
+
+
+def test_a_changed_file_that_can_not_be_read_for_now_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokens"
+    tokens, log = token_file(path, f"{ALICE} worker")
+    write_tokens(path, f"{BOB} worker", f"{ALICE} worker")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing(errno.EMFILE))
+        assert [tokens.find(ALICE).role for _ in range(3)] == ["worker"] * 3
+    assert len(log.lines) == 1, "one line, not one for each call"
+    assert tokens.find(BOB).role == "worker"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gem_api.process.http_port import HttpPort
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server import apply_loop
@@ -15,10 +17,18 @@ from kit.pauses import Pause
 from kit.ports import free_address
 from kit.raw_client import SMALL, Wire, wired
 from kit.server import DEADLINE, Live, config, serving
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.parser import text_string_to_metric_families
 
 # design: "Metrics"; a counter's family has no _total.
 Samples = dict[tuple[str, str], float]
+
+
+def test_the_port_is_served_without_asking_a_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not answer would hold up the start for as long as the system waits for it."""
+    monkeypatch.setattr(socket, "getfqdn", lambda *_: pytest.fail("asked"))
+    with HttpPort("127.0.0.1", 0, make_wsgi_app(CollectorRegistry())) as port:
+        assert port.server_port
 
 
 def scrape(live: Live) -> str:

@@ -153,6 +153,13 @@ def test_a_task_that_can_not_be_loaded_says_why(module: types.ModuleType, name: 
         assert word in str(caught.value)
 
 
+def test_an_error_inside_the_users_module_is_not_a_missing_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong_inside.py").write_text("class Line: ...\nLine.missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        load_task("wrong_inside:Line", None)
+
+
 # -- the digits, and the paper's network
 
 

@@ -1,3 +1,3 @@
-from gem_worker.process.cli import main
+from gem_api.process.command import gem_worker
 
-main(prog_name="gem-worker")
+gem_worker()

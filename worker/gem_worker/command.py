@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 import click
 import structlog
 from gem_api.process import logs
+from gem_api.process.lifetime import ending_signals
 from gem_api.process.options import Number, ServerAddress, Whole, credential_options, together
 from gem_api.process.settings_file import config_option, setting
 from gem_api.wire import WIRE_FORMATS
@@ -107,11 +107,6 @@ def exchange_flags(options: dict[str, Any]) -> list[str]:
     return [overlap, f"--gradient-dtype={options['gradient_dtype']}", f"--theta-dtype={options['theta_dtype']}"]
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def require_task(name: str, log: logs.Logger) -> None:
     """Ends the process if there is no such task, before PyTorch is imported."""
     try:
@@ -126,17 +121,17 @@ class Stopped(BaseException):
 
 
 def stop_on_signals() -> None:
-    """Makes SIGTERM and Ctrl-C raise Stopped in the main thread."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    """Makes SIGTERM, Ctrl-C and a terminal that closes raise Stopped in the main thread."""
+    for number in ending_signals():
         signal.signal(number, _raise_stopped)
 
 
 def ignore_signals() -> None:
-    """Ignores SIGTERM and Ctrl-C, so that a second one does not interrupt the shutdown. Does nothing outside the main thread,
-    which alone receives them."""
+    """Ignores the signals that end a command, so that a second one does not interrupt the shutdown. Does nothing outside the
+    main thread, which alone receives them."""
     if threading.current_thread() is not threading.main_thread():
         return
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)
 
 

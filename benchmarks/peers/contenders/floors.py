@@ -72,7 +72,7 @@ class GrpcEcho(OwnProcess):
         tune_allocator()
         frames = [*chunk_frames(gradient(place, index), _HEADER)]
         outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
-        with grpc.insecure_channel(place.address) as channel:
+        with grpc.insecure_channel(place.address, [("grpc.enable_http_proxy", 0)]) as channel:
             grpc.channel_ready_future(channel).result(START_SECONDS)
             call = channel.stream_stream(_PATH)(chain.from_iterable(iter(outgoing.get, None)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import grpc
 from gem_api.errors import DeadlineExceeded, GemError, InvalidRequest, ServerUnavailable, from_status
 from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING, methods
 from gem_api.process.addresses import DEFAULT_PORT, server_address
+from gem_api.process.printable import without_password
 from google.protobuf.descriptor import ServiceDescriptor
 
 from gem_client.transport.security import NONE, Security
@@ -24,6 +26,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+_PROXY = "grpc_proxy"  # gRPC's own variable; no_grpc_proxy names the hosts to reach without it
 
 
 class Stub:
@@ -80,8 +83,9 @@ def checked_address(address: str) -> str:
 
 
 def open_channel(address: str, security: Security = NONE) -> grpc.Channel:
-    """Opens a channel. Raises InvalidRequest if a file that `security` names can't be read."""
-    return security.channel(address, _OPTIONS)
+    """Opens a channel. It goes through a proxy only if the environment has one for gRPC: most of those in `http_proxy`, which
+    is meant for the web, do not reach a cluster's machines. Raises InvalidRequest if a file of `security` can't be read."""
+    return security.channel(address, (*_OPTIONS, ("grpc.enable_http_proxy", int(_PROXY in os.environ))))
 
 
 def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
@@ -99,6 +103,8 @@ def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
             )
         if why := _nobody_there(details, address):
             return ServerUnavailable(why)
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or ""):
+        return InvalidRequest(f"something between this client and {address or 'the server'} has a limit: {error.details()}")
     metadata = error.trailing_metadata() or ()
     return from_status(error.code(), error.details() or "", [(entry.key, entry.value) for entry in metadata])
 
@@ -111,10 +117,15 @@ def _speaks_no_grpc(details: str) -> bool:
 
 def _nobody_there(details: str, address: str) -> str:
     """A plain message if gRPC's details say that no server is at `address`; else empty."""
+    if proxy := os.environ.get(_PROXY):
+        address = f"{address} through the proxy {without_password(proxy)} ({_PROXY})"
     if re.search(r"[Cc]onnect.*(Connection refused|No such file or directory)", details):
-        return f"no server at {address} (is gem-server running?)"
+        return f"no connection to {address}: refused" if proxy else f"no server at {address} (is gem-server running?)"
     if unreachable := re.search(r"Failed to connect to remote host: (?:getsockopt\(SO_ERROR\): )?([^;]+)", details):
         return f"no connection to {address}: {unreachable[1].strip()}"
+    lookup = re.search(r"lookup failed for \S+ (?:os_error: )?([^]]+?)(?: syscall: \w+)?\]", details)
+    if lookup and not re.search(r"(?i)not found|not known|no data|no address", lookup[1]):
+        return f"can't look up the host of {address} now: {lookup[1]}"
     if re.search(r"hostname lookup error|DNS resolution failed", details):
         return f"the host of {address} is not known (is the name right?)"
     return ""

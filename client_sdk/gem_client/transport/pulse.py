@@ -7,7 +7,8 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+
+from gem_api.process.files import OWN_LIMITS
 
 LOOK_SECONDS = 0.25  # a call that moves no byte for so long looks for a pulse
 SILENT_SECONDS = 2.0  # without a packet: then the port is tried. Keep-alive asks for one every second
@@ -75,9 +76,11 @@ def silent_for(sock: socket.socket) -> float | None:
 
 
 def _connects(family: int, address: tuple[object, ...]) -> bool:
-    """Whether a port lets connections be made."""
-    with suppress(OSError), socket.socket(family) as tried:
-        tried.settimeout(TRY_SECONDS)
-        tried.connect(address)
-        return True
-    return False
+    """Whether a port lets connections be made. Also true if this process can't try, as it has no descriptor left."""
+    try:
+        with socket.socket(family) as tried:
+            tried.settimeout(TRY_SECONDS)
+            tried.connect(address)
+    except OSError as error:
+        return error.errno in OWN_LIMITS
+    return True

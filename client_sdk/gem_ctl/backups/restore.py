@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gem_api.formats import MAX_STATE_BYTES
+from gem_api.process.files import lock, sync_directory
 
 from gem_ctl.backups.backup import FILES, STATE, Backup, checked, find, parsed, progress, read_small, require_known_format
-from gem_ctl.backups.stores import BackupFailed, Folder, Store, sync
+from gem_ctl.backups.stores import BackupFailed, Folder, Store
 
 _SCRATCH = ".restoring"
 _OF_A_START = {".lock", "commits.csv"}  # a server without a run makes them; one that resumes puts another run's history aside
@@ -57,7 +57,7 @@ def restore(store: Store, to: Path, only: int | None = None) -> Restored:
             for index, source in sorted(sources.items(), reverse=True):  # a run without range 0 is not resumed
                 folder = folders[index]
                 (folder / _SCRATCH).rename(folder / Path(source).name)
-                sync(folder)
+                sync_directory(folder)
     except OSError as error:
         raise BackupFailed(f"can't write to {to}: {error.strerror}") from error
     return Restored(backup.name or str(store).rpartition("/")[2], state, folders)
@@ -115,11 +115,13 @@ def _require_empty(folder: Path) -> None:
 def _take(folder: Path, opened: ExitStack) -> None:
     """Makes a folder, and keeps servers from it until `opened` is closed. Raises BackupFailed or OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = opened.enter_context((folder / ".lock").open("ab"))
+    file = opened.enter_context((folder / ".lock").open("ab"))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BackupFailed(f"a server is using {folder}: stop it first, or name another folder") from None
+        taken = lock(file)
+    except OSError as error:
+        raise BackupFailed(f"can't lock {folder}: {error.strerror}; name a folder on a file system with locks") from error
+    if not taken:
+        raise BackupFailed(f"a server is using {folder}: stop it first, or name another folder")
     shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
     opened.callback(shutil.rmtree, folder / _SCRATCH, ignore_errors=True)
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from gem_api.errors import GemError
 from gem_api.process.extras import install
+from gem_api.process.files import sync_directory
+from gem_api.process.printable import without_password
 from gem_api.process.regular_file import open_regular
 
 _PIECE = 1 << 20  # bytes
@@ -59,7 +61,7 @@ def _failing(what: str, hint: str = "") -> Iterator[None]:
     except (GemError, BackupFailed):
         raise
     except Exception as error:
-        why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        why = without_password((isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__)
         raise BackupFailed(
             f"can't {what}: {' '.join(why.split())}{hint if isinstance(error, PermissionError) else ''}"
         ) from error
@@ -99,9 +101,9 @@ class Folder:
                 os.fsync(file.fileno())
             scratch.rename(target)
             for folder in target.parents[: len(Path(path).parents)]:  # up to the root
-                sync(folder)
+                sync_directory(folder)
             with suppress(PermissionError):  # then it is not ours, and not new
-                sync(self._root.parent)
+                sync_directory(self._root.parent)
 
     def remove(self, path: str) -> None:
         target = self._root / path
@@ -126,14 +128,14 @@ class ObjectStore:
         except ImportError as error:
             raise BackupFailed(_missing(url.partition("://")[0], error)) from error
         except Exception as error:  # a library of another store may raise anything
-            raise BackupFailed(f"can't open {url}: {error}") from error
+            raise BackupFailed(without_password(f"can't open {url}: {error}")) from error
         if not root.strip("/"):
-            raise BackupFailed(f"{url} names no bucket: write {url.partition('://')[0]}://BUCKET/PREFIX")
+            raise BackupFailed(f"{without_password(url)} names no bucket: write {url.partition('://')[0]}://BUCKET/PREFIX")
         self._fs: Any = fs
         self._root: str = root.rstrip("/")
 
     def __str__(self) -> str:
-        return str(self._fs.unstrip_protocol(self._root))
+        return without_password(str(self._fs.unstrip_protocol(self._root)))
 
     def files(self) -> list[str]:
         with _failing(f"list {self}", self._HINT):
@@ -171,12 +173,3 @@ def _missing(protocol: str, error: ImportError) -> str:
     if protocol in ("s3", "s3a"):
         return f"{protocol}:// needs {(error.name or 's3fs').partition('.')[0]}, which is not installed: {install('s3')}"
     return f"{protocol}:// needs a library of fsspec that is not installed: {error}"
-
-
-def sync(folder: Path) -> None:
-    """Returns once a folder's entries are on the disk. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,6 +12,7 @@ from typing import Any
 # A server that is away is noticed after seconds, not after minutes; `follow` tries again.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 
+from gem_api.process.printable import without_password
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
@@ -69,7 +70,7 @@ class _MLflow:
             self._client.set_terminated(self._run, _STATUSES.get(outcome, "FAILED"))
 
     def where(self) -> str:
-        return f"{self._client.tracking_uri}, experiment {self._experiment}, run {self._run}"
+        return f"{without_password(self._client.tracking_uri)}, experiment {self._experiment}, run {self._run}"
 
 
 @contextmanager

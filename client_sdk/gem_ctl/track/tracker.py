@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gem_api.process.extras import install
+from gem_api.process.printable import without_password
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 DEFAULT_PROJECT = "gem"
@@ -55,6 +56,6 @@ def open_tracker(name: str, to: str | None) -> Tracker:
 
 
 def one_line(error: BaseException) -> str:
-    """The error's message in one line of at most 300 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """The error's message in one line of at most 300 characters, without passwords."""
+    text = without_password(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."

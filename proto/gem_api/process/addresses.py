@@ -1,16 +1,24 @@
-"""Checks of network addresses: their syntax, and whether other machines can reach them."""
+"""Network addresses: their syntax, whether other machines can reach them, and names of workers."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import secrets
 import socket
 from typing import Any
 
 DEFAULT_PORT = 50051
+MAX_PORT = 65535
 _EXAMPLE = f"localhost:{DEFAULT_PORT}"
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 _GRPC_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:")
+
+
+def default_name() -> str:
+    """A name for a worker. Containers may share the host's name, and all be process 1."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def is_loopback(address: str) -> bool:
@@ -58,14 +66,15 @@ def server_address(text: str) -> str:
 
 
 def names_a_port(address: str) -> bool:
-    """Whether an address to listen on names its port. Without one, gRPC would listen on port 443."""
-    return address.startswith("unix") or re.search(r":[0-9]+$", address) is not None
+    """Whether an address to listen on names its port, up to 65535. Without one, gRPC would listen on port 443."""
+    port = re.search(r":([0-9]{1,5})$", address)
+    return address.startswith("unix") or (port is not None and int(port[1]) <= MAX_PORT)
 
 
 def is_tcp_address(address: str) -> bool:
     """Whether it is a "host:port" to listen on, with a port from 0 to 65535."""
     host, _, port = address.rpartition(":")
-    return bool(host) and host != "unix" and re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= 65535
+    return bool(host) and host != "unix" and re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= MAX_PORT
 
 
 def where_to_listen(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
@@ -99,7 +108,7 @@ def _what_is_wrong(text: str, host: str, port: str) -> str:
         return f"the host is missing: write localhost{text}"
     elif not re.fullmatch(r"[\w.-]+", host):
         return f"{host!r} is not a host name"
-    if not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+    if not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= MAX_PORT):
         return f"the port {port!r} is not a number from 1 to 65535"
     return ""
 

@@ -6,30 +6,32 @@ from __future__ import annotations
 from importlib import import_module
 
 from gem_api.process.lifetime import long_imports
+from gem_api.process.surroundings import settle
 
 
 def gem_server() -> None:
-    _run("gem_server.cli")
+    _run("gem_server.cli", "gem-server")
 
 
 def gem_worker() -> None:
-    _run("gem_worker.process.cli")
+    _run("gem_worker.process.cli", "gem-worker")
 
 
 def gem_evaluator() -> None:
-    _run("gem_worker.evaluation.evaluator")
+    _run("gem_worker.evaluation.evaluator", "gem-evaluator")
 
 
 def gem_train() -> None:
-    _run("gem_worker.launcher.cli")
+    _run("gem_worker.launcher.cli", "gem-train")
 
 
 def gem_ctl() -> None:
-    _run("gem_ctl.cli")
+    _run("gem_ctl.cli", "gem-ctl")
 
 
-def _run(module: str) -> None:
+def _run(module: str, name: str) -> None:
     """Runs the command that is a module's `main`. From there on the command handles Ctrl-C itself."""
+    settle()
     with long_imports():
         main = import_module(module).main
-    main()
+    main(prog_name=name)

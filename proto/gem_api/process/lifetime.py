@@ -23,6 +23,14 @@ _INNERMOST = 8  # calls of a thread that are named
 _STANDARD_ERROR = 2  # not sys.stderr, which a test or Ray may have replaced by something without a file
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a command in order: Ctrl-C, SIGTERM, and SIGHUP of a terminal that closes. Not SIGHUP if it is
+    ignored, as under nohup."""
+    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+    heard = () if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else (hangup,)
+    return (signal.SIGINT, signal.SIGTERM, *heard)
+
+
 def end_with_launcher() -> None:
     """Makes the kernel send this process SIGTERM when its launcher dies. Does nothing without a launcher, or outside Linux."""
     launcher = os.environ.get(LAUNCHER, "")
@@ -88,7 +96,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt in a block.
+    """Makes Ctrl-C, SIGTERM and a terminal that closes raise KeyboardInterrupt in a block.
 
     Python handles Ctrl-C by default, but not in a process that was started with SIGINT ignored, such as `command &` in a
     script. Does nothing outside the main thread: only that one can set signal handlers.
@@ -96,7 +104,7 @@ def signals_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Declaration, Hyperpa
 from gem_api.named_settings import NAMES, parse, written
 from gem_api.process.addresses import server_address
 from gem_api.process.secret_file import read_token
-from gem_api.process.settings_file import Setting, as_text, instead, key, misplaced, setting
+from gem_api.process.settings_file import Setting, as_text, instead, key, misplaced, setting, warn_of_unknown_variables
 
 # Every command passes these to click. An option's environment variable is GEM_ and its name.
 SETTINGS: dict[str, Any] = {
@@ -67,7 +67,9 @@ class WithHeadings(click.Command):
     """A command with --config, whose --help groups options under HEADINGS; options without a heading come last."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Says what to write instead of an option, or of a variable of the environment, that is a setting now."""
+        """Says what to write instead of an option, or of a variable of the environment, that is a setting now. Warns of
+        variables that set nothing."""
+        warn_of_unknown_variables()
         if hint := misplaced(self):
             raise click.UsageError(hint, ctx)
         try:

@@ -15,7 +15,7 @@ def require_private(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise ValueError(f"can't read {path}: {error.strerror}") from None
+        raise ValueError(f"can't read {path}: {error.strerror}") from error
     if mode & OTHERS and path.absolute().parent != MOUNTED:
         raise ValueError(f"other users can read or change {path}: chmod 600 {path}")
 
@@ -24,11 +24,11 @@ def read_secret(path: Path) -> str:
     """Reads the file. Raises ValueError, which never quotes the content, if it can't be read or other users can access it."""
     require_private(path)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file in UTF-8") from None
     except OSError as error:
-        raise ValueError(f"can't read {path}: {error.strerror}") from None
+        raise ValueError(f"can't read {path}: {error.strerror}") from error
 
 
 def require_token(token: str, where: str) -> str:

@@ -7,8 +7,9 @@ A command takes the keys that it knows. The command line wins over the environme
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import click
 
 from gem_api.hyperparameters import DECLARATIONS
 from gem_api.named_settings import NAMES, nearest
+from gem_api.process.logs import print_error
+from gem_api.process.printable import printable
 
 _DOCUMENT = "gem_api.settings_file"  # where the context keeps the file's content
 
@@ -31,6 +34,16 @@ KEYS = (
     "tls_cert", "tls_client_ca", "tls_key", "token_file", "tokens", "turns", "until_stopped", "weight_decay",
     "worker_metrics_listen", "workers", "workers_per_process", "working_dir",
 )  # fmt: skip
+
+# Variables that are no settings: they belong to processes of our own, to docker-compose.yml, or to the commands of gem-ctl.
+_OTHER_VARIABLES = {f"GEM_{name}" for name in (
+    "CONFIG", "LAUNCHER_PID", "CHECKPOINT_TO", "DATA_FOLDER", "GRAFANA_PASSWORD", "GRAFANA_PORT", "LANE_PORT",
+    "METRICS_RETENTION", "PAGE_PORT", "PROMETHEUS_PORT", "PUBLISH", "SERVER_PORT", "TORCH", "WORKER_IMAGE",
+)}  # fmt: skip
+_OF_COMMANDS = ("GEM_LOG_REPLAY_", "GEM_PLAN_", "GEM_RESHARD_", "GEM_STATUS_", "GEM_TRACK_")
+# What Kubernetes adds for each service whose name begins with "gem".
+_SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_warned = False
 
 
 class Setting(click.Parameter):
@@ -84,14 +97,31 @@ def instead(command: click.Command, option: str) -> str | None:
 
 
 def misplaced(command: click.Command) -> str | None:
-    """What to write in the place of a variable of the environment that would set nothing; None if there is none.
-
-    Other unknown names are left alone: a cluster may set GEM_... for purposes of its own."""
+    """What to write in the place of a variable of the environment that would set nothing; None if there is none."""
     names = {param.name for param in command.params}
     for name, declared in DECLARATIONS.items():
         if declared.option in names and (variable := f"GEM_{name.upper()}") in os.environ:
             return f"{variable} is a setting of --{declared.option}: write GEM_{declared.option.upper()}={_example(name)}"
     return None
+
+
+def unknown_variables(names: Iterable[str]) -> Iterator[str]:
+    """A line for each of these variables of the environment that begins with GEM_ and that nothing of ours reads."""
+    known = {f"GEM_{name.upper()}" for name in (*KEYS, *DECLARATIONS)} | _OTHER_VARIABLES
+    for name in sorted(names):
+        ours = name in known or name.startswith(_OF_COMMANDS) or _SERVICE_LINK.fullmatch(name)
+        if name.startswith("GEM_") and not ours:
+            alike = nearest(name, known) if nearest(name[4:], {each[4:] for each in known}) else ""
+            yield f"the variable {printable(name)} is not a setting, and is ignored{alike}"
+
+
+def warn_of_unknown_variables() -> None:
+    """Prints the `unknown_variables` of this process, once. No error: a cluster may set GEM_... for purposes of its own."""
+    global _warned
+    if not _warned:
+        _warned = True
+        for line in unknown_variables(os.environ):
+            print_error(f"warning: {line}")
 
 
 def _example(name: str) -> str:
@@ -104,10 +134,11 @@ def _load(context: click.Context, param: click.Parameter, path: Path | None) -> 
     if path is None:
         return
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin a file with a byte order mark
         texts = {name: _value(name, value) for name, value in content.items()}
-    except (OSError, ValueError) as error:  # also what is no UTF-8 or no TOML
-        raise click.BadParameter(f"{path}: {error}", context, param) from None
+    except (OSError, ValueError, RecursionError) as error:  # also what is no UTF-8 or no TOML
+        why = "its brackets are nested too deeply" if isinstance(error, RecursionError) else error
+        raise click.BadParameter(f"{path}: {why}", context, param) from None
     context.meta[_DOCUMENT] = content
     context.default_map = {str(each.name): texts[key(each)] for each in context.command.params if key(each) in texts}
 

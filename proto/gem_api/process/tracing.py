@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from gem_api.process.extras import install
 from gem_api.process.logs import Logger
+from gem_api.process.printable import without_password
 
 T = TypeVar("T")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -42,7 +43,7 @@ def export(service: str, logger: Logger) -> None:
     provider = sdk.TracerProvider(resource=named)
     provider.add_span_processor(processors.BatchSpanProcessor(exporter.OTLPSpanExporter()))
     import_module("opentelemetry.trace").set_tracer_provider(provider)
-    logger.info("traces are sent", endpoint=endpoint)
+    logger.info("traces are sent", endpoint=without_password(endpoint))
 
 
 def api() -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 from gem_api.errors import CheckpointFailed
+from gem_api.process.files import advice
 from gem_api.process.logs import Logger
 
 from gem_server.apply_loop import ApplyLoop
@@ -207,7 +208,8 @@ class Checkpointer:
             path = save(directory, captured, self.keep, self.storage, self.logger, make_room)
             return Written(captured.state["version"], path, _sha256(path))
         except OSError as error:
-            raise CheckpointFailed(f"could not write to {directory}: {error}") from error
+            what = f": {what}" if (what := advice(error)) else ""
+            raise CheckpointFailed(f"could not write to {directory}: {error}{what}") from error
         except MemoryError:
             raise CheckpointFailed(_NO_MEMORY) from None
 

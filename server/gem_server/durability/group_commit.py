@@ -122,7 +122,7 @@ class GroupCommit:
         try:
             await self._checkpoint()
         except CheckpointFailed as error:
-            why = f"can't write the run's first checkpoint ({error}): free space, commits wait until then"
+            why = f"can't write the run's first checkpoint ({error}): commits wait until it is written"
             self._refuse(why, 0, self._file.free())
             self.require_writable()
 

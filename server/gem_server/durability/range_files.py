@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
+from gem_api.process.files import lock
 from gem_api.ranges import Range, most_apart
 from safetensors import SafetensorError, safe_open
 
@@ -79,12 +79,14 @@ def find(source: Path) -> list[Path]:
 def _require_at_rest(directory: Path) -> None:
     """Raises BadRanges if a server uses a folder of checkpoints."""
     try:
-        with (directory / ".lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BadRanges(f"a server is using {directory}: drain it first, or copy its checkpoints") from None
+        with (directory / ".lock").open("rb") as file:
+            at_rest = lock(file, shared=True)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise BadRanges(f"can't tell whether a server is using {directory}: {error.strerror}; copy its checkpoints") from error
+    if not at_rest:
+        raise BadRanges(f"a server is using {directory}: drain it first, or copy its checkpoints")
 
 
 def require_end(files: RangeFiles) -> None:

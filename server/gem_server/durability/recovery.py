@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import secrets
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from gem_server.durability.journal import Journal, LogPosition
 from gem_server.durability.replay import Log, apply
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.segment import put_aside, serials
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import FULL, Storage
 
 UNREADABLE = LogPosition(0, 0)  # of a checkpoint that can't be read now: it may need any segment
 
@@ -153,8 +152,7 @@ def save(
     try:
         path = checkpoint.write(directory, captured, keep, storage, logger)
     except OSError as error:
-        full = error.errno == errno.ENOSPC
-        if not (make_room and full and checkpoint.make_room(directory, keep, storage or Storage())):
+        if not (make_room and error.errno in FULL and checkpoint.make_room(directory, keep, storage or Storage())):
             raise
         forget_segments(directory, storage, reuse=False)
         path = checkpoint.write(directory, captured, keep, storage, logger)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperparameters, flag
+from gem_api.process.files import lock, sync_directory
 from gem_api.process.logs import Logger
 
 from gem_server.config import ServerConfig, StartError
@@ -182,19 +183,34 @@ def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) ->
     return set(changes)
 
 
-def lock_directory(directory: Path) -> IO[bytes]:
+def lock_directory(directory: Path, logger: Logger) -> IO[bytes]:
     """Locks a checkpoint folder against other servers until the returned file is closed. Raises StartError."""
+    with ExitStack() as opened:
+        try:
+            Storage().make_directories(directory)
+            file = opened.enter_context((directory / ".lock").open("ab"))
+            if not sync_directory(directory):
+                logger.warning(
+                    "this file system does not say when the names of files are on the disk: a crash of the machine may take "
+                    "the newest checkpoint and what the log has acknowledged since", checkpoint_dir=str(directory),
+                )  # fmt: skip
+        except OSError as error:
+            raise StartError(f"can't use {directory} for checkpoints: {error}") from error
+        _lock(file, directory)
+        opened.pop_all()
+    return file
+
+
+def _lock(file: IO[bytes], directory: Path) -> None:
     try:
-        Storage().make_directories(directory)
-        lock = (directory / ".lock").open("ab")
+        if lock(file):
+            return
     except OSError as error:
-        raise StartError(f"can't use {directory} for checkpoints: {error}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise StartError(f"another server is using {directory}: stop it first, or name another folder") from None
-    return lock
+        raise StartError(
+            f"can't lock {directory}: {error.strerror}. Two servers in one folder would destroy the run: mount its file system "
+            "with locks, or name a folder on another one"
+        ) from error
+    raise StartError(f"another server is using {directory}: stop it first, or name another folder")
 
 
 def resumed_hyperparameters(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gem_api.framing import Bytes
+from gem_api.process.files import UNSUPPORTED, sync_directory
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_PIECES = 1000  # for one system call; the lowest limit in use (IOV_MAX) is 1,024
@@ -86,12 +87,9 @@ class Storage:
         return shutil.disk_usage(path).free
 
     def sync_directory(self, path: Path) -> None:
-        """Returns once a folder's entries (the names of its files) are on the disk."""
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        """Returns once a folder's entries (the names of its files) are on the disk, if its file system can tell. A server warns
+        of one that can't."""
+        sync_directory(path)
 
 
 @contextmanager
@@ -129,8 +127,13 @@ class _File:
         return offset
 
     def allocate(self, nbytes: int) -> None:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._descriptor, 0, nbytes)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._descriptor, 0, nbytes)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            os.ftruncate(self._descriptor, nbytes)  # it reserves nothing: a write may find the disk full
 
     def sync(self) -> None:
         if hasattr(os, "fdatasync"):

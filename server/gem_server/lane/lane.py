@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 
 from gem_api.errors import Draining
 from gem_api.lane import tune
+from gem_api.process.host_limits import cores
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
@@ -30,7 +30,7 @@ from gem_server.telemetry.progress import Traffic
 MEMORY_THREADS = 1
 # Bytes that the system takes before it can send them. What is written is then nearly on the network: θ's turns end in time.
 UNSENT = 1 << 18
-NETWORK_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+NETWORK_THREADS = max(1, min(8, cores() // 2))
 
 
 class Lane:

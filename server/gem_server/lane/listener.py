@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -25,6 +26,7 @@ TOKEN_BYTES = 16
 TOKEN_SECONDS = 30.0
 MAX_WAITING = 4096
 RETRY_SECONDS = 1.0
+_TAKEN = (errno.EADDRINUSE, errno.EACCES)  # by another program, or kept for the administrator
 FULL_SECONDS = 0.05  # until room for another connection is looked for again
 
 
@@ -67,7 +69,7 @@ class Listener:
         try:
             return _tcp(address)
         except StartError as error:
-            if insist:
+            if insist or getattr(error.__cause__, "errno", 0) not in _TAKEN:
                 raise
             host = address.rpartition(":")[0]
             opened = _tcp(f"{host}:0")
@@ -143,7 +145,7 @@ def _tcp(address: str) -> socket.socket:
     except (OSError, ValueError) as error:
         raise StartError(
             f"can't listen on {address} for the lane: give another lane_listen HOST:PORT, or off ({error})"
-        ) from None
+        ) from error
 
 
 def _unix(path: str) -> socket.socket:

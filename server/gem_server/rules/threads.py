@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
+
+from gem_api.process.host_limits import cores
 
 MAX_THREADS = 8  # more are not faster: memory bandwidth is the limit
 MIN_PART_ELEMENTS = 1 << 20  # elements for each thread: starting its work costs tens of microseconds, more while Python is busy
@@ -20,7 +21,7 @@ class Threads:
     """
 
     def __init__(self, count: int = 0, least: int = MIN_PART_ELEMENTS) -> None:
-        self.count = count or min(MAX_THREADS, _cores())
+        self.count = count or min(MAX_THREADS, cores())
         self._least = least
 
     def parts(self, size: int) -> int:
@@ -44,8 +45,3 @@ class Threads:
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.count - 1, "apply-part")
-
-
-def _cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,8 +14,10 @@ import grpc
 from gem_api.process.logs import Logger
 from gem_api.process.secret_file import require_private
 
-from gem_server.security.tokens import stamp
+from gem_server.security.tokens import may_pass, stamp
 from gem_server.security.validity import ends_at
+
+Stamps = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
-    def stamps(self) -> list[tuple[int, ...]]:
+    def stamps(self) -> Stamps:
         return [stamp(path) for path in (self.cert, self.key, self.client_ca) if path is not None]
 
 
@@ -58,7 +60,7 @@ class Certificates:
     def __init__(self, files: TlsFiles, logger: Logger) -> None:
         self._files = files
         self._logger = logger
-        self._seen = files.stamps()
+        self._seen = self._told = files.stamps()
         self._first = load(files)
         self._usable, self._usable_seen = _usable(files), self._seen
         self._lock = threading.Lock()
@@ -83,11 +85,10 @@ class Certificates:
         with self._lock:
             seen = self._files.stamps()
             if seen != self._usable_seen:
-                self._usable_seen = seen
                 try:
-                    self._usable = _usable(self._files)
+                    self._usable, self._usable_seen = _usable(self._files), seen
                 except ValueError as error:
-                    self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
+                    self._usable_seen = self._refused(error, seen, self._usable_seen)
             return self._usable
 
     def _changed(self) -> Any:
@@ -95,14 +96,21 @@ class Certificates:
         seen = self._files.stamps()
         if seen == self._seen:
             return None
-        self._seen = seen
         try:
             fresh = load(self._files)
         except ValueError as error:
-            self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
+            self._seen = self._refused(error, seen, self._seen)
             return None
+        self._seen = seen
         self._logger.info("certificate reloaded", tls_cert=str(self._files.cert))
         return fresh
+
+    def _refused(self, error: ValueError, seen: Stamps, before: Stamps) -> Stamps:
+        """Logs, once, that changed files can't be used. Returns the stamps at which they need not be read again."""
+        if seen != self._told:
+            self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
+        self._told = seen
+        return before if may_pass(error) else seen
 
 
 def load(files: TlsFiles) -> Any:
@@ -112,7 +120,7 @@ def load(files: TlsFiles) -> Any:
         key, cert = files.key.read_bytes(), files.cert.read_bytes()
         authorities = files.client_ca.read_bytes() if files.client_ca is not None else None
     except OSError as error:
-        raise ValueError(f"can't read {error.filename}: {error.strerror}") from None
+        raise ValueError(f"can't read {error.filename}: {error.strerror}") from error
     return grpc.ssl_server_certificate_configuration([(key, cert)], authorities)
 
 
@@ -146,7 +154,7 @@ def _check(what: str, path: Path, try_it: Callable[[], None]) -> None:
     try:
         try_it()
     except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
-        raise ValueError(f"TLS: {what} ({path}): {error}") from None
+        raise ValueError(f"TLS: {what} ({path}): {error}") from error
 
 
 def _refuse_passphrase() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class TokenFile:
     def __init__(self, path: Path, logger: Logger) -> None:
         self._path = path
         self._logger = logger
-        self._seen = stamp(path)
+        self._seen = self._refused = stamp(path)
         self._entries = parse(read_secret(path), str(path))
 
     def find(self, token: str) -> Entry:
@@ -69,13 +70,17 @@ class TokenFile:
         seen = stamp(self._path)
         if seen == self._seen:
             return
-        self._seen = seen
         try:
             self._entries = parse(read_secret(self._path), str(self._path))
         except ValueError as error:
-            self._logger.warning("can't use the changed token file; the previous tokens stay valid", why=str(error))
+            if seen != self._refused:
+                self._logger.warning("can't use the changed token file; the previous tokens stay valid", why=str(error))
+            self._refused = seen
+            if may_pass(error):
+                return  # the next call tries again
         else:
             self._logger.info("tokens reloaded", tokens=len(self._entries))
+        self._seen = seen
 
 
 def stamp(path: Path) -> tuple[int, ...]:
@@ -85,6 +90,12 @@ def stamp(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a file could not be read for now, as by a process with too many open files; else its content is wrong."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)
 
 
 def parse(text: str, where: str) -> tuple[Entry, ...]:

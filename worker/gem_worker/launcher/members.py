@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.host_memory import default_limit
+from gem_api.process.host_limits import cores, default_limit
 from gem_api.process.options import flags, settings_without_flags
 from gem_api.process.progress import say
 from gem_api.ranges import Range
 
-from gem_worker.command import cores, exchange_flags
+from gem_worker.command import exchange_flags
 from gem_worker.launcher.cluster import (
     WORKER_NICENESS,
     Cluster,

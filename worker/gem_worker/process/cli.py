@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from typing import Any
 
 import click
 from gem_api import __version__
 from gem_api.process import logs
+from gem_api.process.addresses import default_name
 from gem_api.process.extras import needs
 from gem_api.process.lifetime import end_with_launcher
 from gem_api.process.options import SETTINGS, Whole, WithHeadings, credentials, log_options
@@ -21,7 +21,7 @@ from gem_worker.process.stopping import Stopping
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
 @member_options
-@click.option("--name", help="Name of the worker, unique in the run. Default: host name and process id.")
+@click.option("--name", help="Name of the worker, unique in the run. Default: host name, process id and a random suffix.")
 @click.option(
     "--workers",
     "workers_per_process",
@@ -72,7 +72,7 @@ def main(**options: Any) -> None:
     require_task(options["task"], log)
     with needs("gem-worker", "torch"):
         from gem_worker.process.work import work
-    name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"
+    name = options["name"] or default_name()
     log_as(name)
     stop_on_signals()
     end_with_launcher()

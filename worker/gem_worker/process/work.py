@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from gem_api.process import logs
+from gem_api.process.host_limits import cores
 from gem_api.process.http_port import serve_metrics
 from gem_api.process.tracing import export
 from gem_client import GemError, InvalidRequest, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
 
-from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, STOPPED, cores
+from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, STOPPED
 from gem_worker.device import devices
 from gem_worker.process.compute_gate import TURNS, ComputeGate
 from gem_worker.process.metrics import WorkerMetrics

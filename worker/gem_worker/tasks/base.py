@@ -78,12 +78,12 @@ def load_task(name: str, data: Path | None) -> Task:
     """
     module_name, class_name = require_name(name)
     try:
-        make = getattr(importlib.import_module(module_name), class_name)
+        module = importlib.import_module(module_name)
     except ImportError as error:
         raise TaskError(f"can't import {module_name!r} for task {name!r}: {error}") from error
-    except AttributeError:
-        raise TaskError(f"module {module_name!r} has no class {class_name!r}") from None
-    return _checked(name, make, data)
+    if not hasattr(module, class_name):
+        raise TaskError(f"module {module_name!r} has no class {class_name!r}")
+    return _checked(name, getattr(module, class_name), data)
 
 
 def _checked(name: str, make: Any, data: Path | None) -> Task:
