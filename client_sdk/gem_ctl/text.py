@@ -37,6 +37,7 @@ def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
     return [
         ("run", f"{run.run_id}, {state(run)}, up {duration(run.uptime_seconds)}"),
         *([("stalled", stall(run.stall))] if run.HasField("stall") else []),
+        *([("begins", start(run))] if run.HasField("start") else []),
         ("rule", f"{settings.rule}, {rate}"),
         *special(settings).items(),
         *([("range", place(run))] if run.range_count > 1 else []),
@@ -120,6 +121,16 @@ def stall(stalled: pb.Stall) -> str:
     """How long no commit can be acknowledged, how much room the log needs on its disk, and why."""
     needs = f"the log needs {size(stalled.needed_bytes)}, " if stalled.HasField("needed_bytes") else ""
     return f"for {duration(stalled.seconds)}: {needs}{size(stalled.free_bytes)} are free; {stalled.reason}"
+
+
+def start(run: pb.GetStatusResponse) -> str:
+    """What a new run waits for before it hands out its first shard, and for how long."""
+    missing = max(0, run.start.min_workers - run.worker_count)
+    seconds, at_most = math.ceil(run.start.seconds), math.ceil(run.start.at_most_seconds)
+    conditions = [f"if no other worker joins for {seconds} s, in {at_most} s at the latest"] if seconds else []
+    if missing:
+        conditions.append("once one more worker has joined" if missing == 1 else f"once {missing} more workers have joined")
+    return ", and ".join(conditions) or "now"
 
 
 def epoch(shards: pb.ShardStatus) -> str:
