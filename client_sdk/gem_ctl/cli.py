@@ -136,7 +136,9 @@ class _TypedErrors(WithHeadings, click.Group):
         kept = [args[begin]]
         while rest and rest[0] != "--":
             name, equals, _ = rest[0].partition("=")
-            takes = 2 if not equals and (theirs | own if name in theirs else own | theirs).get(name) else 1
+            takes = 2 if not equals and (own | theirs).get(name) else 1
+            if takes > len(rest):
+                raise click.BadOptionUsage(name, f"Option {name!r} requires an argument.", ctx)
             (moved if name in own and name not in theirs else kept).extend(rest[:takes])
             del rest[:takes]
         return [*args[:begin], *moved, *kept, *rest]

@@ -72,7 +72,7 @@ def test_the_file_of_settings_is_accepted_as_it_is_and_with_all_its_lines(servic
         file.write_text(text, encoding="utf-8")
         params = COMMANDS[service].make_context(service, ["--config", str(file)]).params
         if service == "server":
-            assert params["epochs"] == 40
+            assert params["epochs"] == 200
             assert params["rule"] == ({"rule": "gem", "kappa": 2.0} if number else {"rule": "gem"})
 
 
