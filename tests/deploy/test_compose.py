@@ -85,7 +85,7 @@ def test_the_file_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
 
 def test_in_compose_alone_a_new_run_waits_until_nobody_else_joins() -> None:
     assert ServerConfig().start_quiet_seconds == 0
-    assert COMPOSE["services"]["server"]["environment"]["GEM_START_QUIET_SECONDS"] == "${GEM_START_QUIET_SECONDS:-20}"
+    assert COMPOSE["services"]["server"]["environment"]["GEM_START_QUIET_SECONDS"] == "${GEM_START_QUIET_SECONDS:-30}"
     assert "start_quiet_seconds" not in tomllib.loads(SETTINGS)
 
 
