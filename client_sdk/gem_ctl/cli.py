@@ -37,6 +37,7 @@ from safetensors.numpy import save
 
 from gem_ctl import output, ranges, text
 from gem_ctl.backups.command import checkpoint, restore
+from gem_ctl.columns import terminal_width
 from gem_ctl.doctor import doctor
 from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_ctl.planning.command import plan_run
@@ -122,13 +123,38 @@ class _TypedErrors(WithHeadings, click.Group):
             ctx.fail("there is no command top: use gem-ctl status --watch")
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._own_options_first(ctx, args))
+
+    def _own_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments with gem-ctl's own options, such as --server, before the command, also if they were given after it."""
+        own, begin = _options_of(self), 0
+        while begin < len(args) and args[begin].startswith("-"):
+            begin += 2 if own.get(args[begin]) else 1
+        command = self.get_command(ctx, args[begin]) if begin < len(args) else None
+        if command is None:
+            return args
+        theirs, rest, moved = _options_of(command), list(args[begin + 1 :]), list[str]()
+        kept = [args[begin]]
+        while rest and rest[0] != "--":
+            name, equals, _ = rest[0].partition("=")
+            takes = 2 if not equals and (own | theirs).get(name) else 1
+            if takes > len(rest):
+                raise click.BadOptionUsage(name, f"Option {name!r} requires an argument.", ctx)
+            (moved if name in own and name not in theirs else kept).extend(rest[:takes])
+            del rest[:takes]
+        return [*args[:begin], *moved, *kept, *rest]
+
     @interruptible()
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with no_false_abort():
                 return super().invoke(ctx)
-        except GemError as error:
-            click.echo(f"gem-ctl: {printable(text.error(error))}", err=True)
+        except (GemError, click.ClickException) as error:
+            if isinstance(error, click.UsageError):
+                raise  # click says how the command is used
+            what = text.error(error) if isinstance(error, GemError) else error.format_message()
+            click.echo(f"gem-ctl: {printable(what)}", err=True)
             sys.exit(1)
 
     def main(self, *args: Any, **named: Any) -> Any:
@@ -143,6 +169,12 @@ class _TypedErrors(WithHeadings, click.Group):
 
 def _what_failed(error: OSError) -> str:
     return f"can't use {error.filename}" if error.filename else "can't write"
+
+
+def _options_of(command: click.Command) -> dict[str, bool]:
+    """A command's options, without those that every command has, and whether a value follows each."""
+    options = [param for param in command.params if isinstance(param, click.Option) and param.name != "version"]
+    return {name: not option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)}
 
 
 def _loaded(entry: EntryPoint) -> click.Command:
@@ -190,7 +222,7 @@ def main(
     \b
     Examples:
       gem-ctl status
-      gem-ctl --server host:50051 status --json | jq .version
+      gem-ctl status --server host:50051 --json | jq .version
       gem-ctl status --watch
       gem-ctl pull model.safetensors
       gem-ctl report
@@ -232,7 +264,7 @@ def status(target: Target, as_json: bool, watch: bool) -> None:
         several = {"ranges": ranges.as_json(others)} if others else {}
         click.echo(json.dumps(as_dict(run) | several, indent=2, allow_nan=False))
     else:
-        click.echo(text.status(run, ranges.lines(target.server, run, others)))
+        click.echo(text.status(run, ranges.lines(target.server, run, others), terminal_width()))
 
 
 main.add_command(plan_run)

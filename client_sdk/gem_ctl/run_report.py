@@ -308,7 +308,8 @@ def report_on(path: Path, out: Path | None) -> tuple[Path, str, str]:
         raise click.ClickException(str(error)) from error
     except FileNotFoundError as error:
         raise click.ClickException(
-            f"there is no {path}: name a run's folder, or a file of gem-server --history; a report's own name ends in .html"
+            f"there is no folder or file {str(path)!r}: name a run's folder, or a file of gem-server --history; a report's own "
+            "name ends in .html"
         ) from error
     except OSError as error:
         raise click.ClickException(f"can't read {error.filename or path}: {error.strerror}") from error

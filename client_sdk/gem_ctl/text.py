@@ -9,26 +9,32 @@ from typing import Any
 
 from gem_api.errors import GemError, ServerUnavailable
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters
+from gem_api.named_settings import written
 from gem_api.process.printable import printable
 from gem_api.schedule import Schedule
 from gem_api.v1 import training_pb2 as pb
 
-_SPARKS = 60  # characters of a curve at most
+from gem_ctl.columns import fitted
+
+_SPARKS = 58  # characters of a curve at most, beside the label and the value that it ends with
+_BEFORE_SPARKS = 22
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
-_WORKER_ROW = "{:<32} {:>8} {:>9} {:>9} {:>8} {:>6} {:>8} {:>6} {:>7}"
 _WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "via", "lease")
+_SPARE = ("shards", "via", "rejected", "lease", "loss", "staleness")  # left out on a narrow terminal, in this order
 
 
-def status(run: pb.GetStatusResponse, ranges: Sequence[str] = ()) -> str:
-    """Formats a whole status for people. `ranges` are lines about all ranges, if several servers hold the model."""
-    lines = [f"{label:<11} {value}" for label, value in _overview(run)]
-    lines += ["", *ranges] if ranges else []
+def status(run: pb.GetStatusResponse, ranges: Sequence[str] = (), width: int = 80) -> str:
+    """Formats a whole status for people. `ranges` are lines about all ranges, if several servers hold the model. Curves and
+    the rows of workers are at most `width` wide."""
+    lines = [printable(f"{label:<11} {value}") for label, value in _overview(run, max(1, min(_SPARKS, width - _BEFORE_SPARKS)))]
+    lines += ["", *map(printable, ranges)] if ranges else []
     if run.workers:
-        lines += ["", _WORKER_ROW.format(*_WORKER_COLUMNS), *map(_worker, run.workers)]
-    return "\n".join(map(printable, lines))
+        rows = [_WORKER_COLUMNS, *([printable(cell) for cell in _worker(worker)] for worker in run.workers)]
+        lines += ["", *fitted(rows, width, spare=_SPARE)]
+    return "\n".join(lines)
 
 
-def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
+def _overview(run: pb.GetStatusResponse, sparks: int) -> list[tuple[str, str]]:
     """The status of the run as a whole, by label."""
     settings, shards = Hyperparameters.from_message(run.hyperparameters), run.shards
     # Momentum is the proxy's, which the steps of other optimizers do without; workers' own optimizers have their own rates.
@@ -37,15 +43,16 @@ def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
     return [
         ("run", f"{run.run_id}, {state(run)}, up {duration(run.uptime_seconds)}"),
         *([("stalled", stall(run.stall))] if run.HasField("stall") else []),
+        *([("begins", start(run))] if run.HasField("start") else []),
         ("rule", f"{settings.rule}, {rate}"),
         *special(settings).items(),
         *([("range", place(run))] if run.range_count > 1 else []),
         ("version", f"{run.version} ({counts(run.commits)})"),
         ("model", f"{run.parameter_count} parameters, memory {memory(run)}"),
-        ("commits/s", _with_curve(optional(run, "commits_per_second", ".1f"), run.curves.commits_per_second)),
-        ("staleness", _with_curve(f"{run.staleness:.1f}", run.curves.staleness)),
-        ("median π", _with_curve(optional(run, "pi_median", ".3f"), run.curves.pi_median)),
-        ("loss", _with_curve(optional(run, "training_loss", ".4f"), run.curves.loss)),
+        ("commits/s", _with_curve(optional(run, "commits_per_second", ".1f"), run.curves.commits_per_second, sparks)),
+        ("staleness", _with_curve(f"{run.staleness:.1f}", run.curves.staleness, sparks)),
+        ("median π", _with_curve(optional(run, "pi_median", ".3f"), run.curves.pi_median, sparks)),
+        ("loss", _with_curve(optional(run, "training_loss", ".4f"), run.curves.loss, sparks)),
         ("evaluation", evaluation(run)),
         ("shards", f"{epoch(shards)}: {shards.pending} pending, {shards.leased} leased, {shards.completed} completed"),
         ("checkpoint", checkpoint(run)),
@@ -55,9 +62,9 @@ def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
     ]
 
 
-def _with_curve(value: str, curve: Sequence[float]) -> str:
-    """A value, and how it came to be since the run's begin."""
-    every = -(-len(curve) // _SPARKS) or 1
+def _with_curve(value: str, curve: Sequence[float], sparks: int) -> str:
+    """A value, and how it came to be since the run's begin, in at most `sparks` characters."""
+    every = -(-len(curve) // sparks) or 1
     shown = [None if math.isnan(one) else one for one in curve[(len(curve) - 1) % every :: every]]
     return f"{value:<9} {sparkline(shown)}".rstrip()
 
@@ -68,15 +75,15 @@ def place(run: pb.GetStatusResponse) -> str:
     return f"{run.range_index} of {run.range_count}: {where}"
 
 
-def _worker(worker: pb.WorkerStatus) -> str:
-    return _WORKER_ROW.format(
+def _worker(worker: pb.WorkerStatus) -> tuple[str, ...]:
+    return (
         worker.name,
-        worker.commits,
-        worker.staleness,
+        f"{worker.commits}",
+        f"{worker.staleness}",
         optional(worker, "pi_median", ".3f"),
         optional(worker, "loss", ".4f"),
-        worker.shards,
-        worker.rejected,
+        f"{worker.shards}",
+        f"{worker.rejected}",
         via(worker),
         f"{worker.lease_remaining_seconds:.0f} s",
     )
@@ -122,6 +129,16 @@ def stall(stalled: pb.Stall) -> str:
     return f"for {duration(stalled.seconds)}: {needs}{size(stalled.free_bytes)} are free; {stalled.reason}"
 
 
+def start(run: pb.GetStatusResponse) -> str:
+    """What a new run waits for before it hands out its first shard, and for how long."""
+    missing = max(0, run.start.min_workers - run.worker_count)
+    seconds, at_most = math.ceil(run.start.seconds), math.ceil(run.start.at_most_seconds)
+    conditions = [f"if no other worker joins for {seconds} s, in {at_most} s at the latest"] if seconds else []
+    if missing:
+        conditions.append("once one more worker has joined" if missing == 1 else f"once {missing} more workers have joined")
+    return ", and ".join(conditions) or "now"
+
+
 def epoch(shards: pb.ShardStatus) -> str:
     """The newest epoch, counted from 1, and the number of epochs."""
     return f"epoch {shards.epoch + 1}" + (f" of {shards.epochs}" if shards.epochs else ", no limit")
@@ -158,7 +175,7 @@ def special(settings: Hyperparameters) -> dict[str, str]:
             name not in unused and declared.status and value and value != DEFAULTS[name]
         ):  # 0 or empty: an older server does not send it
             label, form = declared.status
-            shown[label] = form.format(value)
+            shown[label] = form.format(written(settings).get(name, value) if name == "optimizer" else value)
     if changes := schedule(settings):
         shown["schedule"] = changes
     return shown

@@ -19,6 +19,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
 
 from gem_ctl import ranges, text
+from gem_ctl.columns import terminal_width
 from gem_ctl.local_runs import find_runs, outcome
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ def show(watch: Watch, peers: ranges.Peers, server: str) -> None:
 
 def _picture(watch: Watch, others: list[ranges.RangeState], server: str) -> str:
     assert watch.status is not None
-    shown = text.status(watch.status, ranges.lines(server, watch.status, others))
+    shown = text.status(watch.status, ranges.lines(server, watch.status, others), terminal_width())
     return f"! {printable(watch.trouble)}\n\n{shown}" if watch.trouble else shown
 
 

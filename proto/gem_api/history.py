@@ -6,6 +6,7 @@ The reader holds one piece of the file at a time, so that a history of any lengt
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -20,6 +21,10 @@ COLUMNS = (
     "version", "ticket", "unix_seconds", "worker", "sequence", "discarded", "staleness", "loss", "samples",
     "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy",
 )  # fmt: skip
+# Where a spreadsheet would find a formula in a worker's name: at its beginning, or after a semicolon, which ends a cell in some
+# languages.
+_FORMULA = r"(?=[=+\-@＝＋－＠])"
+_CELL = r"((?:^|;) *'*)"
 _PIECE = 1 << 18  # characters read at a time
 _MAX_LINE = 1 << 16  # characters; a worker's name has at most 128
 _MAX_VERSION = float(1 << 62)
@@ -27,6 +32,16 @@ _MAX_VERSION = float(1 << 62)
 
 class HistoryError(ValueError):
     """The file is not a history; the message says why."""
+
+
+def written_name(worker: str) -> str:
+    """A worker's name as the history has it: with an apostrophe before what a spreadsheet would run as a formula."""
+    return re.sub(_CELL + _FORMULA, r"\1'", worker)
+
+
+def _read_name(field: str) -> str:
+    """The name that `written_name` was given."""
+    return re.sub(_CELL + "'" + _FORMULA, r"\1", field)
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ def _piece(names: list[str], lines: list[str], wanted: Collection[str] | None) -
     nonfinite = len(rows) - int(np.isfinite(columns["loss"]).sum()) - empty if "loss" in columns else 0
     sound = (columns["version"] >= 0) & (columns["version"] < _MAX_VERSION)
     kept = [line for _, line in rows]
-    workers = list(fields[names.index("worker")])
+    workers = [_read_name(field) if "'" in field else field for field in fields[names.index("worker")]]
     if not sound.all():
         kept, workers = list(compress(kept, sound)), list(compress(workers, sound))
         columns = {name: column[sound] for name, column in columns.items()}

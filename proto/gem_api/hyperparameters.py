@@ -300,7 +300,6 @@ class Hyperparameters:
         heading="Rule",
         option="optimizer",
         fixed=True,
-        status=("optimizer options", "{}"),
     )
     batch_variation: float = _declare(
         0.0,

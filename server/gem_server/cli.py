@@ -205,6 +205,13 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     help="Hand out the first shard only after this number of workers has joined, so that all start together.",
 )
 @_config_option(
+    "start_quiet_seconds",
+    type=Number(min=0),
+    help="A new run hands out the first shard once no further worker has joined for this number of seconds, so that all start "
+    "together although their number is not known; 10 minutes after the first one joined at the latest. min_workers counts "
+    "beside it. A resumed run does not wait.",
+)
+@_config_option(
     "max_norm_ratio",
     type=Number(min=0),
     help="Reject a commit if its gradient's norm exceeds this multiple of the median of the run's last 100; 0: no bound. "

@@ -83,6 +83,9 @@ class ServerConfig:
     # Workers that must have joined before the first shard is handed out.
     min_workers: int = 1
 
+    # Seconds in which no further worker must have joined before a new run's first shard is handed out. 0: do not wait for that.
+    start_quiet_seconds: float = 0.0
+
     # Bytes that the model and the workers may take. 0: no limit. Default: four fifths of the machine's or container's memory.
     memory_limit: int = field(default_factory=default_limit)
 
@@ -190,6 +193,6 @@ class ServerConfig:
 
 
 _MINIMA = {
-    "checkpoint_interval": 0.0, "checkpoint_keep": 1, "memory_limit": 0, "min_workers": 1, "apply_threads": 0, "log_limit": 0,
-    "max_norm_ratio": 0.0, "quarantine_after": 0,
+    "checkpoint_interval": 0.0, "checkpoint_keep": 1, "memory_limit": 0, "min_workers": 1, "start_quiet_seconds": 0.0,
+    "apply_threads": 0, "log_limit": 0, "max_norm_ratio": 0.0, "quarantine_after": 0,
 }  # fmt: skip

@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from gem_api.history import COLUMNS, HistoryError, read_history
+from gem_api.history import COLUMNS, HistoryError, read_history, written_name
 
 HEADER = ",".join(COLUMNS) + "\r\n"
 
@@ -95,3 +95,30 @@ def test_a_file_with_a_header_alone_has_no_lines(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "h.csv")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "=cmd|' /C calc'!A0",
+        "+1+1",
+        "-1",
+        "@SUM(A1)",
+        " =1",
+        "＝1",
+        "a;=cmd",
+        "'=1",
+        "''=1",
+        "a;'=1;b",
+        "a=b",
+        "it's",
+        "worker-1",
+    ],
+)
+def test_no_spreadsheet_runs_a_workers_name_and_the_reader_gets_it_back(name: str, tmp_path: Path) -> None:
+    field = written_name(name)
+    for cell in field.split(";"):
+        assert not cell.strip().startswith(tuple("=+-@＝＋－＠"))
+    quoted = '"' + field.replace('"', '""') + '"'
+    (piece,) = read_history(written(tmp_path / "h.csv", HEADER + line(1, worker=quoted)))
+    assert piece.workers == [name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -65,6 +66,14 @@ def test_the_workers_train_to_the_end_and_exit_with_status_0(run: Run) -> None:
     shards = status["shards"]
     assert (shards["pending"], shards["leased"], shards["epoch"] + 1) == (0, 0, shards["epochs"])
     assert shards["samples_completed"] == shards["epochs"] * 1438
+
+
+def test_training_began_once_all_workers_had_joined_and_each_made_commits(run: Run) -> None:
+    begins = [line for line in run.project.run("logs", "--no-color", "server").splitlines() if "training begins" in line]
+    assert [re.findall(r"workers=(\d+)", line) for line in begins] == [[str(WORKERS)]]
+    counts = re.findall(r" commits=(\d+)", run.project.run("logs", "--no-color", "worker"))
+    assert len(counts) == WORKERS
+    assert min(map(int, counts)) > 0
 
 
 def test_no_tensor_went_through_a_socket(run: Run) -> None:

@@ -385,9 +385,9 @@ def test_a_folder_that_can_not_be_made_is_one_line_and_no_checkpoint_is_written(
         session.join(model())
         failed = backed_up(live, tmp_path / "file")
         assert (failed.exit_code, failed.stdout) == (1, "")
-        assert failed.stderr == f"Error: can't read {tmp_path / 'file'}: it is not a folder\n"
+        assert failed.stderr == f"gem-ctl: can't read {tmp_path / 'file'}: it is not a folder\n"
         below = backed_up(live, tmp_path / "file" / "backups").stderr
-    assert below.splitlines()[-1] == f"Error: can't write to {tmp_path / 'file' / 'backups'}: Not a directory"
+    assert below.splitlines()[-1] == f"gem-ctl: can't write to {tmp_path / 'file' / 'backups'}: Not a directory"
 
 
 @pytest.mark.long

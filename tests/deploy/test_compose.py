@@ -72,7 +72,7 @@ def test_the_file_of_settings_is_accepted_as_it_is_and_with_all_its_lines(servic
         file.write_text(text, encoding="utf-8")
         params = COMMANDS[service].make_context(service, ["--config", str(file)]).params
         if service == "server":
-            assert params["epochs"] == 40
+            assert params["epochs"] == 200
             assert params["rule"] == ({"rule": "gem", "kappa": 2.0} if number else {"rule": "gem"})
 
 
@@ -86,6 +86,12 @@ def test_the_file_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
     named = set(re.findall(r"[a-z_]+", sentence)) & DECLARATIONS.keys()
     kept = {each.option or name for name, each in DECLARATIONS.items() if each.fixed}
     assert named == kept
+
+
+def test_in_compose_alone_a_new_run_waits_until_nobody_else_joins() -> None:
+    assert ServerConfig().start_quiet_seconds == 0
+    assert COMPOSE["services"]["server"]["environment"]["GEM_START_QUIET_SECONDS"] == "${GEM_START_QUIET_SECONDS:-30}"
+    assert "start_quiet_seconds" not in tomllib.loads(SETTINGS)
 
 
 def test_every_variable_is_documented_and_every_documented_variable_is_read() -> None:

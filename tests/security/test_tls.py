@@ -64,22 +64,32 @@ def test_a_server_of_another_authority_is_not_believed(tls: Live, tmp_path: Path
     assert not tls.on_loop(lambda: tls.core.leases.live)
 
 
-@pytest.mark.parametrize(("hosts", "days"), [(("elsewhere",), (-1, 30)), (("127.0.0.1",), (-9, -2))], ids=["host", "expired"])
+@pytest.mark.parametrize(
+    ("hosts", "days", "why"),
+    [(("elsewhere",), (-1, 30), "is for other hosts, not 127.0.0.1"), (("127.0.0.1",), (-9, -2), "expired.* renew it")],
+    ids=["host", "expired"],
+)
 def test_a_certificate_for_another_host_or_time_is_not_believed(
-    hosts: tuple[str, ...], days: tuple[int, int], authority: Authority
+    hosts: tuple[str, ...], days: tuple[int, int], why: str, authority: Authority
 ) -> None:
     own = authority.issue("server", hosts=hosts, days=days)
-    with serving(encrypting(own)) as live, pytest.raises(ServerUnavailable):
+    with (
+        serving(encrypting(own)) as live,
+        pytest.raises(ServerUnavailable, match=f"^the certificate of the server at .* {why}"),
+    ):
         status(live, tls_ca=authority.cert)
 
 
-def test_a_client_that_does_not_encrypt_is_turned_away(tls: Live) -> None:
-    with pytest.raises(ServerUnavailable):
+def test_a_client_that_does_not_encrypt_is_turned_away_and_told_how_to(tls: Live) -> None:
+    with pytest.raises(ServerUnavailable, match=r"^the server at .* Does it use TLS\? Then give --tls-ca \(tls_ca in Python\)"):
         status(tls)
+    result = CliRunner().invoke(ctl, ["status", "--server", tls.address])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "Does it use TLS?" in result.stderr
 
 
 def test_a_server_that_does_not_encrypt_is_not_believed(live: Live, authority: Authority) -> None:
-    with pytest.raises(ServerUnavailable):
+    with pytest.raises(ServerUnavailable, match=r"^the server at .* does not use TLS: omit --tls-ca"):
         status(live, tls_ca=authority.cert)
 
 

@@ -101,7 +101,7 @@ def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
                 f"what answers at {address} does not speak gRPC: it is the server's HTTP port, its lane's port, or another "
                 f"service's. Give gRPC's port, by default {DEFAULT_PORT}"
             )
-        if why := _nobody_there(details, address):
+        if why := _nobody_there(details, address) or _encrypted_otherwise(details, address):
             return ServerUnavailable(why)
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or ""):
         return InvalidRequest(f"something between this client and {address or 'the server'} has a limit: {error.details()}")
@@ -128,6 +128,30 @@ def _nobody_there(details: str, address: str) -> str:
         return f"can't look up the host of {address} now: {lookup[1]}"
     if re.search(r"hostname lookup error|DNS resolution failed", details):
         return f"the host of {address} is not known (is the name right?)"
+    return ""
+
+
+def _encrypted_otherwise(details: str, address: str) -> str:
+    """A plain message if gRPC's details say that this client and the server do not agree on TLS; else empty. Such an error may
+    pass, as the server may get another certificate."""
+    if "failed to connect to all addresses" not in details:
+        return ""
+    if "WRONG_VERSION_NUMBER" in details:
+        return (
+            f"the server at {address} does not use TLS: omit --tls-ca (tls_ca in Python), or give the address of one that does"
+        )
+    if "Hostname Verification Check failed" in details:
+        host = address.rpartition(":")[0]
+        return f"the certificate of the server at {address} is for other hosts, not {host}: give an address that it names"
+    if rejected := re.search(r"CERTIFICATE_VERIFY_FAILED: ([\w -]+)", details):
+        return f"the certificate of the server at {address} is rejected (CERTIFICATE_VERIFY_FAILED: {rejected[1]}): " + (
+            "renew it on the server" if "expired" in rejected[1] else "give its own authority as --tls-ca (tls_ca in Python)"
+        )
+    if "Socket closed" in details or "Connection reset" in details:
+        return (
+            f"the server at {address} closes each new connection. Does it use TLS? Then give --tls-ca (tls_ca in Python); and "
+            "tls_cert and tls_key if it asks for clients' certificates"
+        )
     return ""
 
 

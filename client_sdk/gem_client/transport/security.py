@@ -73,7 +73,7 @@ class Security:
             log.warning("the token is sent to %s UNENCRYPTED, so that others on the network can read it: set tls_ca", address)
         if self.tls_ca is None:
             return grpc.insecure_channel(address, options=options)
-        ca, key, cert = (_pem(path) for path in (self.tls_ca, self.tls_key, self.tls_cert))
+        ca, key, cert = (_pem(name, getattr(self, name)) for name in ("tls_ca", "tls_key", "tls_cert"))
         if self.tls_key is not None:
             _checked(lambda: require_private(Path(str(self.tls_key))))
         return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
@@ -82,15 +82,16 @@ class Security:
 NONE = Security()
 
 
-def _pem(path: Source | None) -> bytes | None:
+def _pem(name: str, path: Source | None) -> bytes | None:
+    """The content of the file that the argument of this name names. Raises InvalidRequest."""
     if path is None:
         return None
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"can't read {path}: {error.strerror}") from None
+        raise InvalidRequest(f"{name}: can't read {str(path)!r}: {error.strerror}. Name a PEM file") from None
     if b"-----BEGIN " not in content:
-        raise InvalidRequest(f"{path} is not a PEM file")
+        raise InvalidRequest(f"{name}: {str(path)!r} is not a PEM file")
     return content
 
 

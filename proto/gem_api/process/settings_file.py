@@ -30,9 +30,9 @@ KEYS = (
     "log_limit", "max_norm_ratio", "memory_limit", "memory_socket", "metrics_listen", "min_workers", "name", "on", "once",
     "optimizer", "overlap", "peers", "processes", "quarantine_after", "range", "ray_address", "ray_labels", "ray_spread",
     "resources", "resume", "resume_run", "rule", "runs", "schedule", "seed", "server", "servers", "shard_size", "shards",
-    "shared_memory", "step_seconds", "steps", "stopped_status", "task", "theta_dtype", "threads", "timeout", "tls_ca",
-    "tls_cert", "tls_client_ca", "tls_key", "token_file", "tokens", "turns", "until_stopped", "weight_decay",
-    "worker_metrics_listen", "workers", "workers_per_process", "working_dir",
+    "shared_memory", "start_quiet_seconds", "step_seconds", "steps", "stopped_status", "task", "theta_dtype", "threads",
+    "timeout", "tls_ca", "tls_cert", "tls_client_ca", "tls_key", "token_file", "tokens", "turns", "until_stopped",
+    "weight_decay", "worker_metrics_listen", "workers", "workers_per_process", "working_dir",
 )  # fmt: skip
 
 # Variables that are no settings: they belong to processes of our own, to docker-compose.yml, or to the commands of gem-ctl.

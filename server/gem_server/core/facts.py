@@ -103,6 +103,21 @@ class Applied:
 
 
 @dataclass(frozen=True)
+class Awaited:
+    """What a new run waits for before its first shard is dealt.
+
+    Attributes:
+        min_workers: Workers that must be in the run at the same time.
+        seconds: Seconds until others have had their time to join, if nobody joins until then.
+        at_most: The same, however many join.
+    """
+
+    min_workers: int
+    seconds: float
+    at_most: float
+
+
+@dataclass(frozen=True)
 class Ended:
     """A lease that ended, and why."""
 

@@ -24,6 +24,7 @@ from gem_server.core.commits import Arrived, Commit, Step, as_floats
 from gem_server.core.facts import (
     Admission,
     Applied,
+    Awaited,
     Ended,
     EndReason,
     Header,
@@ -32,6 +33,7 @@ from gem_server.core.facts import (
     PullDecision,
     Registration,
 )
+from gem_server.core.gathering import Gathering
 from gem_server.core.leases import SPARE, Lease, LeaseTable
 from gem_server.core.memory_budget import Memory
 from gem_server.core.norm_bound import NormHistory
@@ -54,7 +56,7 @@ class Core:
         settings: The run's hyper-parameters. Raises ValueError if they contradict each other.
         lease_seconds: How long a lease lives without a sign of life from its worker.
         memory_limit: Bytes that θ, its copies and the workers may take together; 0 for no limit.
-        min_workers: The first shard is dealt once this many workers are in the run at the same time.
+        min_workers, start_quiet_seconds: What a new run waits for before its first shard is dealt: see `Gathering`.
         new_id: Makes lease ids that cannot be guessed.
         norms: The bound on gradients' norms; by default there is none.
         quarantine: Keeps out workers whose gradients are rejected; by default no worker is kept out.
@@ -78,6 +80,7 @@ class Core:
         memory_limit: int,
         new_id: Callable[[], str],
         min_workers: int = 1,
+        start_quiet_seconds: float = 0.0,
         norms: NormHistory | None = None,
         quarantine: Quarantine | None = None,
         logged: bool = False,
@@ -88,8 +91,7 @@ class Core:
         self.part = part
         self.settings = self._started_with = settings
         self._stated = stated
-        self._min_workers = min_workers
-        self._begun = False
+        self._gathering = Gathering(min_workers, start_quiet_seconds)
         settings.require_valid()
         self.rule = rule_of(settings)
         if not part.whole:
@@ -102,8 +104,7 @@ class Core:
         self.record: Recorder = discard_record
         self.logged = logged
         self.ledger = ShardLedger(settings)
-        self.norms = norms or NormHistory()
-        self.quarantine = quarantine or Quarantine()
+        self.norms, self.quarantine = norms or NormHistory(), quarantine or Quarantine()
         self.next_ticket = 1
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.steps_done: dict[str, int] = {}
@@ -193,7 +194,7 @@ class Core:
         lease = self.leases.open(lease_id, worker, buffers, now, owner)
         lease.starting = True
         self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap, "owner": owner}))
-        self._begun = self._begun or not self.workers_awaited
+        self._gathering.joined(len(self.leases.live), now)
         self._elect_initializer()
         return self._registered(lease, ended)
 
@@ -216,9 +217,8 @@ class Core:
 
     def reopen(self, lease_id: str, worker: str, overlap: bool, owner: str, now: float) -> None:
         """Opens a lease that a log records. Raises Overloaded if there is no memory for it."""
-        layout = self.central.layout
-        assert layout is not None
-        _, buffers = self.memory.take(layout, overlap)
+        assert self.central.layout is not None
+        _, buffers = self.memory.take(self.central.layout, overlap)
         self.leases.open(lease_id, worker, buffers, now, owner)
 
     def mark_restarted(self, shard_ids: int | None) -> None:
@@ -234,6 +234,7 @@ class Core:
         for lease in self.leases.live.values():
             lease.restored = True
         self.leases.pace.restart()
+        self._gathering.resumed()
         if shard_ids is not None:
             self.ledger.number_anew(shard_ids)
 
@@ -449,11 +450,10 @@ class Core:
 
     # -- shards
 
-    @property
-    def workers_awaited(self) -> int:
-        """How many workers must be in the run before the first shard is dealt; 0 once enough have been there."""
-        begun = self._begun or self.central.version > 0 or len(self.leases.live) >= self._min_workers
-        return 0 if begun else self._min_workers
+    def awaited(self, now: float) -> Awaited | None:
+        """What the run waits for before its first shard is dealt; None once it has begun."""
+        self._gathering.begun |= self.central.version > 0 or self.ledger.samples > 0
+        return self._gathering.look(len(self.leases.live), now)
 
     def lease_shard(self, lease_id: str, samples: int, now: float, holding: Collection[int] = ()) -> Shard | NoShard:
         """Deals the next shard to a worker. It keeps the shards that `holding` names; its other shards go back to the ledger.
@@ -462,7 +462,7 @@ class Core:
             InvalidRequest: It holds too many shards, or its training set is not the run's. Nothing changes then.
         """
         lease = self.leases.at_work(lease_id, now)
-        if self.workers_awaited:
+        if self.awaited(now):
             return NoShard(complete=False)
         kept = self.ledger.held_of(lease_id, holding)
         if len(kept) >= MAX_SHARDS:
@@ -472,7 +472,7 @@ class Core:
         return dealt
 
     def deal(self, lease: Lease, samples: int, holding: Collection[int]) -> Shard | NoShard:
-        """As `lease_shard`, but does not wait for `min_workers`. If it raises InvalidRequest, nothing has changed."""
+        """As `lease_shard`, but does not wait for the run to begin. If it raises InvalidRequest, nothing has changed."""
         self.ledger.require_samples(samples)
         self.ledger.release(lease.lease_id, but=holding)
         return self.ledger.lease(lease.lease_id, lease.worker, samples)

@@ -100,7 +100,9 @@ def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> C
         settings,
         lease_seconds=config.lease_seconds,
         memory_limit=config.memory_limit,
-        min_workers=config.min_workers if config.range.leads else 1,  # the others deal no shards
+        # The others deal no shards.
+        min_workers=config.min_workers if config.range.leads else 1,
+        start_quiet_seconds=config.start_quiet_seconds if config.range.leads else 0.0,
         new_id=lambda: secrets.token_hex(16),
         norms=NormHistory(config.max_norm_ratio),
         quarantine=Quarantine(config.rejections_until_quarantine),

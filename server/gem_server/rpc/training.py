@@ -36,6 +36,7 @@ from gem_server.telemetry.progress import Progress, Traffic
 from gem_server.telemetry.run_view import RunView
 
 SHARD_WAIT_SECONDS = 0.5
+START_WAIT_SECONDS = 2.0  # at most, of a run that has not begun: many workers would take each other's processor time
 READER_SECONDS = 60.0
 MAX_FINGERPRINT = 32
 MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in 10 ms
@@ -95,6 +96,7 @@ class TrainingServicer:
     clock: Callable[[], float]
     logger: Logger
     peers: Sequence[str] = ()
+    _held_up: bool = field(default=False, init=False)  # whether a worker was told to wait until the run begins
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _converting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # one large layout or shard after the other
 
@@ -187,7 +189,7 @@ class TrainingServicer:
         if registration.ended:
             self._lease_ended(registration.ended)
         self.core.leases.get(registration.lease_id).frozen = request.frozen_fingerprint
-        notes: dict[str, int | str] = {"waiting_for": self.core.workers_awaited} if self.core.workers_awaited else {}
+        notes: dict[str, int | str] = {**self._awaited()}
         if old := outdated("the worker", request.contract, request.release):
             notes["upgrade"] = old
         self.logger.info("worker registered", worker=request.worker_name, workers=len(self.core.leases.live), **notes)
@@ -199,6 +201,14 @@ class TrainingServicer:
             )  # fmt: skip
         await self.durability.settled()
         return messages.registration(registration, self.core, self.peers)
+
+    def _awaited(self) -> dict[str, int]:
+        """What the run waits for before it begins, for a line of the log."""
+        awaited = self.core.awaited(self.clock())
+        if awaited is None:
+            return {}
+        others = {"begins_in_seconds": round(awaited.seconds)} if awaited.seconds else {}
+        return others | ({"waiting_for": awaited.min_workers} if awaited.min_workers > len(self.core.leases.live) else {})
 
     def _require_same_frozen(self, worker: str, fingerprint: bytes) -> None:
         """Raises LayoutMismatch if a worker in the run has other frozen parameters: each would train on a model of its own."""
@@ -253,7 +263,14 @@ class TrainingServicer:
     async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse | bytes:
         self.path.require_recordable()
         self._require_leading()
-        shard = self.core.lease_shard(request.lease_id, request.sample_count, self.clock(), set(request.holding))
+        now = self.clock()
+        shard = self.core.lease_shard(request.lease_id, request.sample_count, now, set(request.holding))
+        if awaited := self.core.awaited(now):
+            self._held_up = True
+            return pb.LeaseShardResponse(wait_seconds=min(max(awaited.seconds, SHARD_WAIT_SECONDS), START_WAIT_SECONDS))
+        if self._held_up:
+            self._held_up = False
+            self.logger.info("training begins", workers=len(self.core.leases.live))
         await self.durability.settled()
         if not isinstance(shard, NoShard):
             return await self._shard_response(shard)

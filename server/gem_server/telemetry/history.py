@@ -13,7 +13,7 @@ from itertools import compress
 from pathlib import Path
 
 import numpy as np
-from gem_api.history import COLUMNS, HistoryError, read_history
+from gem_api.history import COLUMNS, HistoryError, read_history, written_name
 from gem_api.process.logs import Logger
 
 from gem_server.apply_loop import Timing
@@ -99,7 +99,7 @@ class History:
         facts = (pi.median, pi.zero_ratio, pi.max_ratio, pi.proxy_energy, pi.central_energy) if pi else ("",) * 5
         loss = "" if applied.loss is None else applied.loss
         self._dropped += len(self._lines) == MAX_WAITING
-        start = (applied.version, applied.ticket, f"{self._wall():.6f}", applied.worker, applied.sequence)
+        start = (applied.version, applied.ticket, f"{self._wall():.6f}", written_name(applied.worker), applied.sequence)
         self._lines.append((*start, int(applied.discarded), applied.staleness, loss, applied.samples, *facts))
 
     def flush(self) -> None:

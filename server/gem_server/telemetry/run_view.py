@@ -72,7 +72,7 @@ class RunView:
         leases = islice(core.leases.live.values(), max_workers)
         return pb.GetStatusResponse(
             run_id=core.run_id,
-            state=_state(core, progress.draining, stall is not None),
+            state=_state(core, progress.draining, stall is not None, now),
             version=core.central.version,
             hyperparameters=core.settings.to_message(),
             parameter_count=core.central.size,
@@ -104,6 +104,7 @@ class RunView:
             begin_version=self._begin_version,
             start_version=self._start_version,
             curves=self._timeline.message() if curves else None,
+            start=_start(core, now),
         )
 
     def _figures(self) -> dict[str, float | None]:
@@ -118,12 +119,19 @@ class RunView:
         }
 
 
-def _state(core: Core, draining: bool, stalled: bool) -> pb.RunState:
+def _start(core: Core, now: float) -> pb.Start | None:
+    awaited = core.awaited(now) if core.part.leads else None
+    if awaited is None or (awaited.min_workers <= 1 and not awaited.at_most):  # any first worker begins the run
+        return None
+    return pb.Start(min_workers=awaited.min_workers, seconds=awaited.seconds, at_most_seconds=awaited.at_most)
+
+
+def _state(core: Core, draining: bool, stalled: bool, now: float) -> pb.RunState:
     if draining:
         return pb.RUN_STATE_DRAINING
     if stalled:
         return pb.RUN_STATE_STALLED
-    if not core.central.initialized or core.workers_awaited:
+    if not core.central.initialized or core.awaited(now):
         return pb.RUN_STATE_WAITING
     if not core.part.leads:
         return pb.RUN_STATE_FOLLOWING

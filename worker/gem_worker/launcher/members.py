@@ -32,7 +32,7 @@ _MAX_APPLY_THREADS = 8  # as gem-server's own default
 # Settings of the servers that gem-train has no option for, and hands over from its --config.
 HANDED_OVER = (
     "apply_threads", "checkpoint_interval", "checkpoint_keep", "log_limit", "max_norm_ratio", "memory_limit", "memory_socket",
-    "min_workers", "quarantine_after",
+    "min_workers", "quarantine_after", "start_quiet_seconds",
 )  # fmt: skip
 
 
