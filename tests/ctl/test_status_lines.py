@@ -1,0 +1,54 @@
+"""The lines of gem-ctl status: how wide they are, and what they say of a run that has not begun."""
+
+from __future__ import annotations
+
+import pytest
+from gem_api.hyperparameters import DECLARATIONS, Hyperparameters
+from gem_api.v1 import training_pb2 as pb
+from gem_ctl import text
+from rich.cells import cell_len
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("longest", [8, 14, 30, 128])
+def test_rows_and_curves_fit_the_terminal(width: int, longest: int) -> None:
+    names = [f"{'n' * (longest - 2)}-{number}" for number in range(3)] + ["ワーカー" * (longest // 8)]
+    workers = [pb.WorkerStatus(name=name, commits=12345, staleness=99, loss=2.5, transport="memory") for name in names]
+    run = pb.GetStatusResponse(workers=workers, curves=pb.RunCurves(loss=[1.0] * 400))
+    lines = text.status(run, width=width).splitlines()
+    header = next(number for number, line in enumerate(lines) if line.startswith("worker"))
+    curve = next(line for line in lines if line.startswith("loss"))
+    assert all(cell_len(line) <= width for line in [*lines[header:], curve])
+    assert len(set(lines[header:])) == 5  # a name that is cut still differs from the others
+    assert {cell_len(line) for line in lines[header:]} == {cell_len(lines[header])}
+    assert {"commits", "median", "loss"} <= set(lines[header].split())
+
+
+def test_the_values_of_all_labels_begin_in_one_column() -> None:
+    settings = Hyperparameters(optimizer="adamw", optimizer_options="beta2=0.95", batch_variation=0.5, schedule="cosine")
+    run = pb.GetStatusResponse(hyperparameters=settings.to_message(), start=pb.Start(seconds=1, at_most_seconds=2))
+    lines = text.status(run).splitlines()
+    assert "optimizer   adamw:beta2=0.95" in lines
+    assert all(line[11] == " " != line[12] for line in lines)
+    assert all(len(declared.status[0]) <= 11 for declared in DECLARATIONS.values() if declared.status)
+
+
+@pytest.mark.parametrize(
+    ("start", "workers", "said"),
+    [
+        (
+            pb.Start(min_workers=1, seconds=14.2, at_most_seconds=599.1),
+            1,
+            "if no other worker joins for 15 s, in 600 s at the latest",
+        ),
+        (pb.Start(min_workers=4), 3, "once one more worker has joined"),
+        (
+            pb.Start(min_workers=4, seconds=3, at_most_seconds=9),
+            2,
+            "if no other worker joins for 3 s, in 9 s at the latest, and once 2 more workers have joined",
+        ),
+    ],
+)
+def test_status_says_what_a_new_run_waits_for_and_for_how_long(start: pb.Start, workers: int, said: str) -> None:
+    run = pb.GetStatusResponse(start=start, worker_count=workers)
+    assert f"begins      {said}" in text.status(run).splitlines()
