@@ -69,7 +69,7 @@ def test_a_made_up_state_ends_in_one_line(what: str, tmp_path: Path) -> None:
     assert done.exit_code == 1
     last = done.stderr.splitlines()[-1]
     assert said in last
-    assert last.startswith("Error: ")
+    assert last.startswith("gem-ctl: ")
     assert last.isprintable()
     assert not list((tmp_path / "to").glob("checkpoint-*"))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 from gem_api.hyperparameters import RULES
-from gem_api.process.options import DURABILITIES, Named, Number, Whole, WithHeadings
+from gem_api.process.options import Named, Number, Whole, WithHeadings
 from gem_api.ranges import MAX_RANGES
 from gem_api.wire import WIRE_FORMATS
 
@@ -62,13 +62,6 @@ class _Slow(click.ParamType[Slow]):
     help="Format of gradients on the network.",
 )
 @click.option("--theta-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of θ on the network.")
-@click.option(
-    "--durability",
-    type=click.Choice(DURABILITIES),
-    default="snapshot",
-    help="What survives a crash of the server, as for gem-server. memory: no checkpoint; log: gradients need buffers even with "
-    "--shared-memory.",
-)
 @click.option("--servers", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
 @click.option("--rtt", type=Number(0, 1e6), default=0.0, help="Seconds from a worker to a server and back.")
 @click.option(

@@ -173,7 +173,7 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     size = -(-setup.parameters // setup.servers)
     fixed_bytes = PROCESS_BYTES + _central_bytes(setup, size) + _upload_bytes(setup, size)
     worker_bytes = _worker_bytes(setup, size)
-    copied = 0 if setup.durability == "memory" else size * FLOAT_BYTES
+    copied = size * FLOAT_BYTES
     commit_bytes = sum(wire_bytes(setup))
     seconds = server_seconds(setup, costs)
     round_trip = seconds + sum(transfer_seconds(setup, costs))

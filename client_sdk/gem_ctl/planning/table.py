@@ -29,10 +29,9 @@ def _needs(scenario: Scenario, planned: Plan) -> dict[str, str]:
     pays = workers_that_pay(scenario)
     part = f", {text.size(planned.commit_bytes / planned.servers)} of them at each server" if planned.servers > 1 else ""
     copies = f"{text.size(planned.checkpoint_fixed_bytes)}, and {text.size(planned.checkpoint_worker_bytes)} per worker"
-    checkpoint = f"up to {copies}, more while it is written, if there is room" if planned.checkpoint_fixed_bytes else "none"
     return {
         "server memory": f"{each}{text.size(planned.fixed_bytes)}, and {text.size(planned.worker_bytes)} per worker",
-        "checkpoint": checkpoint,
+        "checkpoint": f"up to {copies}, more while it is written, if there is room",
         "network": f"{text.size(planned.commit_bytes)} per commit, both ways{part}"
         if planned.commit_bytes
         else "headers only: tensors pass through shared memory",
