@@ -65,7 +65,7 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
 
 
 def _require_intact(path: Path) -> None:
-    """Raises ValueError if the file is damaged, or another user's: numba reads it with pickle, which can run code."""
+    """Raises ValueError if the file is damaged, or another user's: what numba reads can run code."""
     if not path.exists():
         return
     if hasattr(os, "geteuid") and path.stat().st_uid not in (0, os.geteuid()):
