@@ -75,8 +75,8 @@ def _require_usable(optimizer: Any) -> None:
     for part in parts_of(optimizer):
         if callable(getattr(part, "train", None)) and callable(getattr(part, "eval", None)):
             raise InvalidRequest(
-                f"a {type(part).__name__} evaluates other parameters than it trains (its methods train and eval), an average in each "
-                "worker's own state, which the run's θ would not be. Use an optimizer without, such as torch.optim.AdamW"
+                f"a {type(part).__name__} evaluates other parameters than it trains (methods train and eval): an average in "
+                "each worker's own state, which the run's θ would not be. Use an optimizer without, such as torch.optim.AdamW"
             )
         if not _listed(part) <= listed:
             raise InvalidRequest(
