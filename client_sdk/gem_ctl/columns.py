@@ -23,7 +23,7 @@ def fitted(rows: Sequence[Sequence[str]], width: int, spare: Sequence[str] = ())
         spare: Headers of the columns that are left out if there is no room, the first one first.
     """
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    widths[0] = min(widths[0], 2 * width // 5)
+    widths[0] = min(widths[0], max(1, 2 * width // 5))
     shown = list(range(len(widths)))
     for name in spare:
         if sum(widths[each] + 1 for each in shown) - 1 > width:

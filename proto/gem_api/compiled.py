@@ -16,7 +16,10 @@ from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.dispatcher import Dispatcher
 
+from gem_api.process.regular_file import read_regular
+
 _DIGEST_BYTES = 32
+_MAX_BYTES = 1 << 30
 _log = logging.getLogger("gem_api")
 
 
@@ -70,7 +73,7 @@ def _require_intact(path: Path) -> None:
         return
     if hasattr(os, "geteuid") and path.stat().st_uid not in (0, os.geteuid()):
         raise ValueError("it belongs to another user")
-    content = path.read_bytes()
+    content = read_regular(path, _MAX_BYTES)
     if hashlib.sha256(content[:-_DIGEST_BYTES]).digest() != content[-_DIGEST_BYTES:]:
         raise ValueError("it is damaged")
 

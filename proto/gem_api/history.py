@@ -24,7 +24,7 @@ COLUMNS = (
 # Where a spreadsheet would find a formula in a worker's name: at its beginning, or after a semicolon, which ends a cell in some
 # languages.
 _FORMULA = r"(?=[=+\-@＝＋－＠])"
-_CELL = r"((?:^|;) *'*)"
+_CELL = r"((?:^|;)[ \"']*)"
 _PIECE = 1 << 18  # characters read at a time
 _MAX_LINE = 1 << 16  # characters; a worker's name has at most 128
 _MAX_VERSION = float(1 << 62)

@@ -53,6 +53,8 @@ def test_without_a_port_it_is_the_port_that_servers_listen_on_by_default(text: s
         ("[::x]:50051", r"'\[::x\]' is not an IPv6 address"),
         ("[::1]50051", r"'\[::1\]50051' is not an IPv6 address in brackets"),
         ("my host:50051", "'my host' is not a host name"),
+        ("http://user:secret@host:1", r"^an address has no user or password: write host:1$"),
+        ("user:secret@host", r"^an address has no user or password: write host$"),
     ],
 )
 def test_an_address_that_cannot_be_dialled_is_refused_with_what_to_write(text: str, advice: str) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import click
+import gem_api
 import pytest
 from click.testing import CliRunner
 from gem_api.process.options import WithHeadings
@@ -47,6 +48,33 @@ def test_a_damaged_module_is_deleted_and_said_once(rest: bytes, cached: Path, tm
     assert f"the compiled module {cached} is damaged: deleted it" in line
     again = start(tmp_path)
     assert (again.stdout, again.stderr) == ("7\n", "")
+
+
+@pytest.mark.long
+def test_a_module_that_all_commands_need_first_may_be_damaged_too(tmp_path: Path) -> None:
+    copy = tmp_path / "gem_api"
+    shutil.copytree(Path(gem_api.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    py_compile.compile(str(copy / "process" / "logs.py"))
+    os.truncate(importlib.util.cache_from_source(str(copy / "process" / "logs.py")), HEADER + 9)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    program = "from gem_api.process.command import gem_server; gem_server()"
+    command = [sys.executable, "-c", program, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, "version" in done.stdout) == (0, True), done.stderr
+    assert "is damaged: deleted it" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gem-server", "gem-worker", "gem-train", "gem-evaluator", "gem-ctl"])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
+def test_help_that_can_not_be_printed_is_one_line(name: str) -> None:
+    program = f"from gem_api.process.command import {name.replace('-', '_')} as main; main()"
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", program, "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == f"{name}: can't write to standard output: No space left on device\n" or name == "gem-ctl"
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.long

@@ -64,6 +64,7 @@ DAMAGES = {
     "half": cut(lambda size: size // 2),
     "one byte short": cut(lambda size: size - 1),
     "another byte": flip,
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
 }
 
 

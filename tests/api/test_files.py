@@ -6,12 +6,14 @@ import asyncio
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 from gem_api.process.files import advice, lock, sync_directory
+from gem_api.process.regular_file import read_regular
 from gem_ctl.backups import restore
 from gem_ctl.backups.stores import BackupFailed
 from gem_ctl.local_runs import Announcement
@@ -83,6 +85,13 @@ def test_a_server_that_can_not_write_its_log_says_what_to_do_about_this_error() 
     for error, what in ((OSError(errno.EFBIG, "File too large"), "ulimit -f"), (OSError(errno.EIO, ""), "check the disk")):
         with pytest.raises(StartError, match=rf"has all commits: .*{what}.*, then start again with --resume"):
             asyncio.run(Server._write_last(server, error))
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_named_and_does_not_hold_its_reader_up(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(ValueError, match="/x is not a regular file"):
+        read_regular(tmp_path / "x", 10)
 
 
 def test_the_advice_fits_the_error() -> None:

@@ -286,6 +286,17 @@ def test_the_newest_backups_of_a_run_are_kept(written: Path, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names[2:], other])
 
 
+def test_a_backup_made_after_one_of_a_clock_that_was_ahead_is_the_newest(written: Path, tmp_path: Path) -> None:
+    store = Folder(tmp_path)
+    assert backup.next_name(store, "run", 50.5) == backup.name_of("run", 50)
+    backup.write(store, backup.name_of("run", 4_000_000_000), [received(written)])
+    made = backup.next_name(store, "run", 50)
+    assert made == backup.name_of("run", 4_000_000_001)
+    assert backup.next_name(store, "other", 50) == backup.name_of("other", 50)
+    backup.write(store, made, [received(written)])
+    assert backup.prune(store, "run", 1) == [backup.name_of("run", 4_000_000_000)]
+
+
 def test_the_command_keeps_as_many_as_the_setting_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(config(PLAIN, checkpoint_dir=tmp_path / "c")) as live, connect(live.address) as session:
         session.join(model())

@@ -24,6 +24,12 @@ def test_rows_and_curves_fit_the_terminal(width: int, longest: int) -> None:
     assert {"commits", "median", "loss"} <= set(lines[header].split())
 
 
+@pytest.mark.parametrize("width", range(1, 12))
+def test_a_terminal_of_few_columns_gets_lines_too(width: int) -> None:
+    run = pb.GetStatusResponse(workers=[pb.WorkerStatus(name="worker-0"), pb.WorkerStatus(name="ワーカー")])
+    assert len(text.status(run, width=width).splitlines()) > 3
+
+
 def test_the_values_of_all_labels_begin_in_one_column() -> None:
     settings = Hyperparameters(optimizer="adamw", optimizer_options="beta2=0.95", batch_variation=0.5, schedule="cosine")
     run = pb.GetStatusResponse(hyperparameters=settings.to_message(), start=pb.Start(seconds=1, at_most_seconds=2))

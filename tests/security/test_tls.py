@@ -245,6 +245,7 @@ def test_a_client_says_what_is_wrong_with_its_files(own: Pair, authority: Author
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("none.pem", {"tls_ca": tmp_path / "none.pem"}),
         ("PEM", {"tls_ca": os.devnull}),
+        ("holds no certificate", {"tls_ca": own.key}),
         ("tls_key", {"tls_ca": authority.cert, "tls_cert": own.cert}),
         ("tls_ca", {"tls_cert": own.cert, "tls_key": own.key}),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ def _pem(name: str, path: Source | None) -> bytes | None:
         raise InvalidRequest(f"{name}: can't read {str(path)!r}: {error.strerror}. Name a PEM file") from None
     if b"-----BEGIN " not in content:
         raise InvalidRequest(f"{name}: {str(path)!r} is not a PEM file")
+    if name != "tls_key" and not re.search(rb"-----BEGIN (TRUSTED |X509 )?CERTIFICATE-----", content):
+        raise InvalidRequest(f"{name}: {str(path)!r} holds no certificate")
     return content
 
 

@@ -115,6 +115,17 @@ def name_of(run_id: str, seconds: float) -> str:
     return f"backup-{datetime.fromtimestamp(seconds, UTC):%Y%m%dT%H%M%SZ}-{run_id}"
 
 
+def next_name(store: Store, run_id: str, seconds: float) -> str:
+    """The name of the backup to make at a time: after the newest of the run that is there, even if a clock was ahead when that
+    was made. Else the older one would pass for the newest. Raises BackupFailed."""
+    newest = max((name for name, found in find(store).items() if name and found.run_id == run_id), default="")
+    name = name_of(run_id, seconds)
+    if name > newest:
+        return name
+    made = datetime.strptime(newest.split("-")[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    return name_of(run_id, made.timestamp() + 1)
+
+
 def write(store: Store, name: str, checkpoints: Sequence[RangeCheckpoint]) -> None:
     """Writes a backup of the checkpoints of all ranges, in order, and compares what is written with what the servers wrote.
 

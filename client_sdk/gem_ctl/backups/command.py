@@ -58,7 +58,7 @@ def checkpoint(target: Target, to: str | None) -> None:
             for index, (one, each) in enumerate(zip(admins, written, strict=True))
         ]
         run_id = checkpoints[0].state["run_id"]
-        name = backup.name_of(run_id, time())
+        name = backup.next_name(store, run_id, time())
         backup.write(store, name, checkpoints)
         say(f"copied to {printable(f'{store}/{name}')}")
         for old in backup.prune(store, run_id, target.backup_keep) if target.backup_keep else ():

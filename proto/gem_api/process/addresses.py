@@ -57,6 +57,8 @@ def server_address(text: str) -> str:
     """
     if text.startswith(_GRPC_SCHEMES):
         return text
+    if "@" in text:  # before anything is shown of it
+        raise ValueError(f"an address has no user or password: write {text.rpartition('@')[2] or _EXAMPLE}")
     host, port = text, str(DEFAULT_PORT)
     if given := re.fullmatch(r"(\[[^]]*\][^:]*|(?!\[)[^:]*):(.*)", text, re.DOTALL):
         host, port = given.groups()

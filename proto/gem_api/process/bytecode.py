@@ -1,12 +1,13 @@
-"""Python's cache of compiled modules: the .pyc files in `__pycache__`. If one was cut, the import of its module fails."""
+"""Python's cache of compiled modules: the .pyc files in `__pycache__`. If one was cut, the import of its module fails.
+
+Imports the standard library alone: what it mends may be any other module."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-
-from gem_api.process.logs import print_error
 
 _ELSEWHERE = "PYTHONPYCACHEPREFIX"
 
@@ -23,7 +24,8 @@ def start_without_damaged(error: BaseException) -> None:
     except OSError:
         environment[_ELSEWHERE] = os.devnull  # no file is read there, or written
         done = "going on without compiled modules, which takes some seconds"
-    print_error(f"{Path(sys.argv[0]).name}: the compiled module {path} is damaged: {done}")
+    with suppress(OSError, ValueError):  # standard error may be closed
+        print(f"{Path(sys.argv[0]).name}: the compiled module {path} is damaged: {done}", file=sys.stderr, flush=True)
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 

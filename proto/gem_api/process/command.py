@@ -3,10 +3,19 @@ without a traceback."""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
-from gem_api.process.lifetime import long_imports
-from gem_api.process.surroundings import settle
+from gem_api.process.bytecode import start_without_damaged
+
+try:
+    from gem_api.process.lifetime import long_imports
+    from gem_api.process.surroundings import settle
+except Exception as error:
+    start_without_damaged(error)
+    raise
+
+_ABOUT_ITSELF = {"--help", "-h", "--version"}
 
 
 def gem_server() -> None:
@@ -34,4 +43,9 @@ def _run(module: str, name: str) -> None:
     settle()
     with long_imports():
         main = import_module(module).main
-    main(prog_name=name)
+    try:
+        main(prog_name=name)
+    except OSError as error:
+        if error.strerror is None or not _ABOUT_ITSELF.intersection(sys.argv):
+            raise
+        sys.exit(f"{name}: can't write to standard output: {error.strerror}")

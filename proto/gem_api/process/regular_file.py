@@ -15,7 +15,11 @@ MAX_BYTES = 1 << 26  # of a small file, such as the summary of a run
 @contextmanager
 def open_regular(path: Path) -> Iterator[BufferedReader]:
     """Opens a file to be read, without waiting for a pipe's writer. Raises OSError, or ValueError if it is not a file."""
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+    try:
+        opened = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+    except IsADirectoryError:
+        raise ValueError(f"{path} is not a regular file") from None
+    with opened as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is not a regular file")
         yield file
