@@ -59,12 +59,17 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def become_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES = {
     "empty": cut(lambda size: 0),
     "half": cut(lambda size: size // 2),
     "one byte short": cut(lambda size: size - 1),
     "another byte": flip,
-    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a pipe": become_a_pipe,
 }
 
 

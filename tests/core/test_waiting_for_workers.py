@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from gem_server.core.facts import Awaited
-from gem_server.core.gathering import LATEST_SECONDS
+from gem_server.core.gathering import LATEST_SECONDS, Gathering
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint
@@ -154,3 +154,18 @@ def test_a_resumed_run_waits_for_the_number_of_workers_until_its_first_shard_was
         assert begun(core, 0.0)
     core.leave(bob)
     assert begun(resumed(core, tmp_path, min_workers=2), 1.0) is dealt
+
+
+def test_before_anybody_has_joined_all_of_the_wait_lies_ahead() -> None:
+    assert Gathering(1, QUIET).look(0, 1000.0) == Awaited(1, QUIET, LATEST_SECONDS)
+
+
+def test_workers_that_were_away_for_less_than_the_quiet_time_do_not_make_it_begin_again() -> None:
+    run = Gathering(3, QUIET)
+    run.joined(1, 0.0)
+    run.joined(2, 1.0)
+    run.look(2, 96.0)
+    run.joined(1, 100.0)
+    awaited = run.look(1, 100.0)
+    assert awaited is not None
+    assert awaited.seconds == 0.0

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
 from gem_server.core.records import Kind, Record
 from gem_server.durability.journal import Journal, Stall
+from gem_server.durability.log_file import LogFile
+from gem_server.durability.storage import Storage
 from gem_server.durability.write_order import Group, WriteOrder
 
 STALL = Stall("the disk is full: free some space", 0.0, 0, 0)
@@ -150,3 +156,12 @@ def test_a_stall_ends_with_the_first_checkpoint_or_a_group_that_is_acknowledged(
     assert order.journal.stall is STALL
     order.acknowledge(written(order))
     assert order.journal.stall is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are looked up in /proc")
+def test_no_segment_stays_open(tmp_path: Path) -> None:
+    file = LogFile(Storage(), tmp_path)
+    for serial in (1, 2):
+        file.write(written(based(serial=serial)))
+    file.close()
+    assert [path for path in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(path)] == []

@@ -277,6 +277,7 @@ def test_a_run_has_a_buffer_for_each_worker_if_they_are_small_and_four_if_they_a
     assert buffers_for(100, 100 << 20) == 4
     assert buffers_for(3, 100 << 20) == 3
     assert buffers_for(100, 1 << 10) == 100
+    assert buffers_for(100, 1 << 20) == 64
 
 
 def test_a_lease_that_ends_during_its_slow_transfer_is_not_remembered() -> None:
