@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gem_server.core.records import Kind, Record
-from gem_server.durability.segment import DamagedLog, Segment, SegmentWriter, name
+from gem_server.durability.segment import _MARK, _PREFIX, _RECORD, DamagedLog, Segment, SegmentWriter, name
 from gem_server.durability.storage import Storage
 
 RECORDS = 4
@@ -39,3 +39,14 @@ def test_a_damaged_record_is_refused_if_a_later_one_was_written_when_it_was_on_t
     else:
         assert [entry.number for entry in segment.entries()] == list(range(1, damaged))
         assert segment.torn
+
+
+def test_a_last_record_with_a_damaged_head_proves_nothing(tmp_path: Path) -> None:
+    """What it says of the records before it may be damaged too."""
+    path = written(tmp_path, 0)
+    data = bytearray(path.read_bytes())
+    body = data.rindex(_MARK) + _PREFIX
+    number, _, *rest = _RECORD.unpack_from(data, body)
+    _RECORD.pack_into(data, body, number, RECORDS + 5, *rest)
+    path.write_bytes(data)
+    assert [entry.number for entry in Segment(path).entries()] == list(range(1, RECORDS))
