@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from durability.checkpoint_helpers import FILES, trained
+from durability.test_old_files import RUNS
 from gem_server.core.state_machine import Core
+from gem_server.durability import log_cli, recovery
 from gem_server.durability.checkpoint import BadCheckpoint, list_checkpoints, newest, restore
 from kit.core import bits, make_core, save_core, write_file
 
@@ -171,3 +175,27 @@ def test_a_second_damaged_checkpoint_of_the_same_name_is_refused_as_well(tmp_pat
         assert latest is not None
         assert latest[0] == older
         newer = save_core(trained(commits=7), tmp_path)
+
+
+DAMAGED_STATES = [
+    "[" * 200_000,
+    '{"log": ["a", 2]}',
+    '{"log": {"a": 1, "b": 2}}',
+    '{"log": [1e999, 1]}',
+    '{"log": [-5, -1]}',
+    "[]",
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED_STATES, ids=lambda content: content[:20])
+def test_a_damaged_older_checkpoint_stops_neither_a_start_nor_a_check(content: str, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(RUNS[0] / "run", tmp_path / "run"))
+    before = recovery.next_serial(run)
+    older = run / "checkpoint-000000000000-0009"
+    older.mkdir()
+    (older / "state.json").write_text(content)
+    assert recovery.log_position_of(older) == recovery.UNREADABLE
+    assert recovery.next_serial(run) == before
+    done = CliRunner().invoke(log_cli.main, ["verify", str(run)])
+    assert done.exit_code == 0, done.exception
+    assert f"{older.name}  can't be read: " in done.stdout

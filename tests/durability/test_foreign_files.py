@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from crc32c import crc32c
@@ -22,7 +23,10 @@ from gem_server.durability.checkpoint import ForeignCheckpoint, newest
 from gem_server.durability.resume import make_core
 from gem_server.durability.segment import Segment, SegmentWriter, name
 from gem_server.durability.storage import Storage
+from kit.core import make_core as make_empty_core
+from kit.core import write_file
 from kit.server import config
+from safetensors.numpy import load_file
 from structlog import get_logger
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -56,6 +60,9 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no files": (by(lambda state: state.pop("files")), "no 'files'"),
     "a setting that is missing": (by(lambda state: state["hyperparameters"].pop("kappa")), "no 'kappa'"),
     "a setting beyond its range": (by(lambda state: state["hyperparameters"].update(momentum=2)), "momentum"),
+    "an unknown outcome": (by(lambda state: state["outcomes"].update(teleported=3)), "unknown name, 'teleported'"),
+    "an unknown end of a lease": (by(lambda state: state["ended"].update(beamed=1)), "unknown name, 'beamed'"),
+    "a group that can't be": (by(lambda state: state["groups"].update(weight=[-1.0, True])), "-1.0"),
     "an escape sequence in the release": (by(lambda state: state.update(server_version="\x1b[m9.8.7", new=1)), "x1b[m9.8.7"),
 }  # fmt: skip
 
@@ -74,6 +81,35 @@ def test_a_checkpoint_of_another_release_keeps_its_name_and_place(why: str, tmp_
     assert "9.8.7, which wrote it" in line
     assert newer.name in line
     assert line.isprintable()
+
+
+def another_tensor(file: str) -> Callable[[Path], object]:
+    def add(path: Path) -> None:
+        tensors = load_file(path / file)
+        (path / file).unlink()
+        written = write_file(path / file, {**tensors, "/new": np.zeros(1, np.float32)})
+        by(lambda state: state["files"].update({file: written}))(path)
+
+    return add
+
+
+UNKNOWN_TO_THE_RULE: dict[str, Callable[[Path], object]] = {
+    "a shared number": by(lambda state: state["shared"].update({"/new": 1.5})),
+    "a tensor of the model": another_tensor("model.safetensors"),
+    "a buffer": another_tensor("workers.safetensors"),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN_TO_THE_RULE)
+def test_what_is_unknown_to_the_rule_is_not_dropped(what: str, tmp_path: Path) -> None:
+    _, newer, _ = two(tmp_path)
+    UNKNOWN_TO_THE_RULE[what](newer)
+    before = names(tmp_path)
+    with pytest.raises(ForeignCheckpoint, match=r"unknown .*'/new'.* release 9\.8\.7, which wrote it"):
+        recovery.recover(
+            tmp_path, lambda run_id, kept: make_empty_core(kept), 0.0, lambda path, why: pytest.fail(why), logged=False
+        )
+    assert names(tmp_path) == before
 
 
 def test_no_foreign_checkpoint_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
@@ -145,7 +181,18 @@ def test_the_commands_on_files_refuse_a_foreign_checkpoint_and_take_no_older_one
         assert "is of format 3" in done.stderr.splitlines()[-1]
     assert names(run) == before
     assert not (tmp_path / "new").exists()
-    assert "of another release" in ctl("log", "verify", run).stdout
+
+
+@pytest.mark.parametrize("change", [of_format_3, by(lambda state: state.update(new=1))], ids=["format", "name"])
+def test_a_log_before_a_foreign_checkpoint_is_not_called_whole(change: Callable[[Path], object], run: Path) -> None:
+    (run / "log" / "segment-00000003").unlink()
+    foreign = max(run.glob("checkpoint-*"))
+    assert ctl("log", "verify", run).stdout.endswith("whole\n")
+    change(foreign)
+    seen = ctl("log", "verify", run)
+    assert seen.exit_code == 1
+    assert "release 9.8.7, which wrote it" in next(line for line in seen.stdout.splitlines() if foreign.name in line)
+    assert "whole" not in seen.stdout.splitlines()
 
 
 def test_a_foreign_checkpoint_keeps_all_segments(run: Path) -> None:

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gem_api import __version__
-from gem_api.errors import GemError
+from gem_api.errors import GemError, Overloaded
 from gem_api.formats import (
     CHECKPOINT,
     CHECKPOINT_FORMAT,
@@ -45,7 +45,7 @@ from gem_server.core.facts import Applied, EndReason, Outcome
 from gem_server.core.leases import SPARE, Lease
 from gem_server.core.memory_budget import FLOAT_BYTES
 from gem_server.core.state_machine import Core
-from gem_server.durability.capture import Capture
+from gem_server.durability.capture import Capture, state_buffers
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.state_schema import require_state, upgraded
@@ -282,7 +282,8 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
     """Restores a checkpoint into a new core made with its hyperparameters.
 
     Raises:
-        BadCheckpoint: Its content is invalid, or it holds another range of the model than the core.
+        ForeignCheckpoint: Its files are those that were written, but this release does not understand what they hold.
+        BadCheckpoint: It holds another range of the model than the core, it is gone, or the machine has no memory for it.
     """
     if part_of(state) != core.part:
         raise BadCheckpoint(
@@ -308,8 +309,12 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
             core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
             for lease in state["leases"]:
                 _restore_lease(lease, tensors, core, now)
-    except _BAD as error:
+            buffers = (f"{owner.lease_id}/{name}" for owner in core.leases.live.values() for name in state_buffers(core, owner))
+            _require_known(tensors, {*buffers, *(f"/{name}" for name in core.rule.shared)})
+    except (FileNotFoundError, NotADirectoryError, Overloaded) as error:
         raise BadCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
+    except _BAD as error:
+        raise ForeignCheckpoint(not_understood(path, error, state.get("server_version"))) from error
 
 
 def part_of(state: dict[str, Any]) -> Range:
@@ -322,17 +327,19 @@ def layout_of(state: dict[str, Any]) -> Layout:
     return Layout.of(state["layout"], {name: Group(*group) for name, group in state["groups"].items()})
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint's state, in the form that this release writes, and checks its files against it. Raises BadCheckpoint.
-    The rule is not made, nor its module imported: a rule that is missing now does not make the checkpoint invalid."""
+def read_state(path: Path, files: bool = True) -> dict[str, Any]:
+    """Reads a checkpoint's state, in the form that this release writes, and with `files` checks its other files against it.
+    The rule is not made, nor its module imported: a rule that is missing now does not make the checkpoint invalid. Raises
+    BadCheckpoint."""
     try:
         state = _intact_state(path)
         number = checkpoint_number(state)
         try:
             require_state(state, number)
-        except ValueError as error:
+            layout_of(state)
+        except (ValueError, GemError) as error:
             raise ForeignCheckpoint(not_understood(path, error, state.get("server_version"))) from error
-        for name in FILES[1:]:
+        for name in FILES[1:] if files else ():
             _check_file(path / name, state["files"][name])
     except _BAD as error:
         raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
@@ -387,6 +394,13 @@ def _read_model(path: Path, core: Core) -> None:
             if tensor.shape != view.shape:  # NumPy would repeat a smaller one
                 raise ValueError(f"tensor {name!r} has shape {tensor.shape}, the layout says {view.shape}")
             np.copyto(view, tensor, casting="no")
+        _require_known(tensors, views.keys())
+
+
+def _require_known(tensors: Any, names: Set[str]) -> None:
+    """Raises ValueError if a file has another tensor than these: what this release does not know, it would lose."""
+    if unknown := set(tensors.keys()) - names:
+        raise ValueError(f"there is an unknown tensor, {min(unknown)[:50]!r}")
 
 
 def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) -> None:
@@ -405,7 +419,9 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
 
 def _numbers(initial: Mapping[str, float], kept: dict[str, float]) -> dict[str, float]:
     """The numbers that the rule shares between workers. One that an earlier release did not have keeps its initial value.
-    Raises ValueError if one is not finite."""
+    Raises ValueError if one is not finite, or the rule has no such number."""
+    if unknown := kept.keys() - initial.keys():
+        raise ValueError(f"state.shared has an unknown name, {min(unknown)[:50]!r}")
     numbers = {name: float(kept.get(name, value)) for name, value in initial.items()}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError(f"the rule's numbers must be finite: {numbers}")

@@ -31,15 +31,20 @@ def main() -> None:
 @main.command(short_help="Reads every record and reports damage.")
 @_FOLDER
 def verify(folder: Path) -> None:
-    """Reads every record in FOLDER/log and reports damage. Exit status 1 if an acknowledged record is missing."""
+    """Reads every record in FOLDER/log and reports damage. Exit status 1 if an acknowledged record is missing, or if
+    another release wrote a part that this one does not understand."""
     segments = serials(recovery.log_directory(folder))
     if not segments:
         raise click.ClickException(
             f"{folder} has no log: only a run with --durability log has one; give its folder of checkpoints (--checkpoint-dir)"
         )
-    for path in checkpoint.list_checkpoints(folder):
-        click.echo(f"{path.name}  {_log_position(path)}")
     damaged, due = False, None
+    for path in checkpoint.list_checkpoints(folder):
+        try:
+            line = _log_position(path)
+        except checkpoint.ForeignCheckpoint as error:
+            line, damaged = f"NOT READ: {error}", True
+        click.echo(f"{path.name}  {printable(line)}")
     for serial in segments:
         path = recovery.log_directory(folder) / name(serial)
         try:
@@ -56,11 +61,17 @@ def verify(folder: Path) -> None:
 
 
 def _log_position(path: Path) -> str:
-    """Where the log continues after a checkpoint."""
-    position = recovery.log_position_of(path)
-    if position == recovery.UNREADABLE:
-        return "can't be read: it is damaged, or of another release"
-    return f"log from {name(position.serial)}, record {position.number + 1}" if position else "no log"
+    """Where the log continues after a checkpoint. Raises ForeignCheckpoint."""
+    try:
+        position = checkpoint.read_state(path, files=False)["log"]
+    except checkpoint.ForeignCheckpoint:
+        raise
+    except (OSError, checkpoint.BadCheckpoint) as error:
+        return f"can't be read: {error}"
+    if position is None:
+        return "no log"
+    serial, number = position
+    return f"log from {name(serial)}, record {number + 1}"
 
 
 def _contents(segment: Segment, due: int | None) -> tuple[str, int]:

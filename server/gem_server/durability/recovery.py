@@ -15,6 +15,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.logs import Logger
 from gem_api.process.regular_file import read_regular
 from gem_api.ranges import Range
+from gem_api.schema import COUNT, Maybe, require
 
 from gem_server.core.records import Kind, Record
 from gem_server.core.state_machine import Core
@@ -229,6 +230,7 @@ def log_position_of(path: Path) -> LogPosition | None:
         state = json.loads(read_regular(path / "state.json", MAX_STATE_BYTES))
         if checkpoint_number(state) > CHECKPOINT:
             return UNREADABLE
+        require(state["log"], Maybe((COUNT, COUNT)), "state.log")
         return LogPosition(*state["log"]) if state["log"] else None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return UNREADABLE

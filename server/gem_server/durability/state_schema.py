@@ -10,6 +10,8 @@ from gem_api.ranges import MAX_RANGES
 from gem_api.schedule import Eta
 from gem_api.schema import BIG, COUNT, REAL, Maybe, require
 
+from gem_server.core.facts import EndReason, Outcome
+
 _PI = {
     "counts": [COUNT], "edges": [REAL], "median": REAL, "tensor_medians": [REAL], "proxy_energy": REAL, "central_energy": REAL,
 }  # fmt: skip
@@ -40,11 +42,14 @@ _STATE_1 = _STATE | {"leases": [{name: each for name, each in _LEASE.items() if 
 
 
 def require_state(state: Any, number: int = CHECKPOINT) -> None:
-    """Raises ValueError, naming the part, if a state of a format is invalid in itself, or has shards that its samples do not
-    contain."""
+    """Raises ValueError, naming the part, if a state of a format is invalid in itself, has a name that this release does not
+    know, or has shards that its samples do not contain."""
     if not 1 <= number <= CHECKPOINT:
         raise ValueError(f"state.format is {str(state.get('format'))[:50]!r}")
     require(state, _STATE_1 if number == 1 else _STATE, "state")
+    for part, known in (("outcomes", Outcome), ("ended", EndReason)):
+        if unknown := state[part].keys() - set(known):
+            raise ValueError(f"state.{part} has an unknown name, {min(unknown)[:50]!r}")
     for lease in state["leases"]:
         _require_eta(lease.get("eta"))
     require_hyperparameters(state["hyperparameters"], "state.hyperparameters")
