@@ -61,7 +61,7 @@ class Watch:
             elif changed and not self._warned_of_change:
                 self._warned_of_change = True
                 log.warning(
-                    "parameter %r was changed since %s: unless you have put its values back, the next θ replaces the change. %s",
+                    "parameter %r was changed since %s: if its values were not put back, the next θ replaces them. %s",
                     name, _LAST, _WAYS_OUT,
                 )  # fmt: skip
 
