@@ -49,7 +49,8 @@ def require_evaluation(loss: Any, accuracy: Any, version: Any) -> None:
     for name, figure in (("loss", loss), ("accuracy", 0 if accuracy is None else accuracy)):
         if not is_number(figure):
             raise InvalidRequest(f"{name} is a number, such as {name}.item(), not {figure!r}")
-    if not (version is None or (isinstance(version, Integral) and 0 <= int(version) < 1 << 63)):
+    whole = isinstance(version, Integral) and not isinstance(version, bool)
+    if not (version is None or (whole and 0 <= int(version) < 1 << 63)):
         raise InvalidRequest(f"version is that of a θ, such as the session's read_version, not {version!r}")
 
 

@@ -129,6 +129,49 @@ def test_values_that_are_swapped_out_and_in_again_are_no_change(live: Live) -> N
         optimizer.load_final()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_way
+def test_values_that_are_perturbed_and_put_back_by_arithmetic_are_no_change(bring: Any, dtype: Any, live: Live) -> None:
+    """As in SAM by hand, or MeZO: what comes back is rounded. The step loads θ, so the end is exact again."""
+    model = make_model().to(dtype)
+    with worker(live, model, bring) as optimizer:
+        for _ in range(CERTAIN_STEPS + 2):
+            noise = [torch.randn_like(parameter) * 0.05 for parameter in model.parameters()]
+            for sign in (1, -2, 1):
+                with torch.no_grad():
+                    for parameter, change in zip(model.parameters(), noise, strict=True):
+                        parameter.add_(change, alpha=sign)
+            optimizer.zero_grad()
+            model(INPUTS.to(dtype)).square().mean().backward()
+            optimizer.step()
+        optimizer.load_final()
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_an_embedding_with_max_norm_needs_a_projection_which_it_may_round_anew(projected: bool, live: Live) -> None:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(20, 8, max_norm=1.0)
+    indices = torch.arange(20)
+
+    def project() -> None:
+        embedding.weight.copy_(torch.renorm(embedding.weight, 2, 0, 1.0))
+
+    def steps(optimizer: Optimizer) -> None:
+        for _ in range(30):
+            optimizer.zero_grad()
+            (embedding(indices) - 1).square().mean().backward()
+            optimizer.step()
+
+    with worker(live, embedding, simple, project=project if projected else None) as optimizer:
+        if projected:
+            steps(optimizer)
+            embedding(indices)  # an evaluation, which may round them too
+            optimizer.load_final()
+        else:
+            with pytest.raises(InvalidRequest, match="max_norm= of an Embedding, as project="):
+                steps(optimizer)
+
+
 # -- steps that no commit has
 
 

@@ -165,6 +165,18 @@ def test_a_wrapper_of_copies_of_the_parameters_is_seen_by_their_names() -> None:
         assert session.generation == 0
 
 
+def test_a_group_whose_names_do_not_fit_its_parameters_needs_names() -> None:
+    """As after a loop has taken frozen parameters out of the groups."""
+    model = make_model()
+    inner = torch.optim.AdamW(model.named_parameters(), lr=0.01)
+    del inner.param_groups[0]["params"][0]
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match=r"has 3 parameters, but 4 names.*add names=model\.named_parameters\(\)"):
+            Optimizer(inner, session)
+        Optimizer(inner, session, names=model.named_parameters())
+        assert [tensor.name for tensor in session.layout.tensors] == ["0.bias", "2.weight", "2.bias"]
+
+
 @pytest.mark.parametrize("load", [False, True], ids=["given", "loaded"])
 def test_a_state_that_the_server_will_not_use_is_told(load: bool, caplog: pytest.LogCaptureFixture) -> None:
     model = make_model()

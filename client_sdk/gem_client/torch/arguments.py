@@ -102,7 +102,7 @@ def _params(group: Any) -> Any:
 
 def require_own_parameters(optimizer: Any) -> None:
     """Raises InvalidRequest for an optimizer that is not one of PyTorch's and has no names: it may step copies of the model's
-    parameters, as optimizers for fp16 do, and names show whose they are."""
+    parameters, as optimizers for fp16 do, and names show whose they are. So it does if a group's names do not fit."""
     if not hasattr(optimizer, "_optimizer_step_pre_hooks") and any(
         "param_names" not in each for each in optimizer.param_groups
     ):
@@ -110,6 +110,13 @@ def require_own_parameters(optimizer: Any) -> None:
             f"a {type(optimizer).__name__} is not one of PyTorch's own optimizers: add names=model.named_parameters(), which "
             "shows that it steps the model's parameters, not copies"
         )
+    for group in optimizer.param_groups:
+        named, count = len(group.get("param_names", group["params"])), len(group["params"])
+        if named != count:
+            raise InvalidRequest(
+                f"a parameter group has {count} parameters, but {named} names, so whose they are is not known: add "
+                "names=model.named_parameters()"
+            )
 
 
 def require_names(names: Any) -> dict[int, str]:

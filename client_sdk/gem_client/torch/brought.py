@@ -113,11 +113,13 @@ def bring(
 
 
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
-    """The parameters of all groups, with the optimizer's names; else their position is the name."""
+    """The parameters of all groups, with the optimizer's names; else, or if a group has more or fewer names than parameters,
+    their position is the name."""
     pairs: list[tuple[str, Tensor]] = []
     for group in optimizer.param_groups:
         positions = [str(len(pairs) + position) for position in range(len(group["params"]))]
-        pairs += zip(group.get("param_names", positions), group["params"], strict=True)
+        names = group.get("param_names", positions)
+        pairs += zip(names if len(names) == len(positions) else positions, group["params"], strict=True)
     return pairs
 
 

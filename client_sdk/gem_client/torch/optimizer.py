@@ -263,11 +263,12 @@ class Optimizer(torch.optim.Optimizer):
         clip them before `finish` too, as before each `step`. With a GradScaler, accumulated gradients are still
         scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again. An optimizer
         that can't do without a closure (LBFGS) makes no step here: `finish` skips the accumulated batches, and the log says
-        so. Call `step(closure)` first to train on them.
+        so. Call `step(closure)` first to train on them. Without a sampler, `finish` can't know that gradients are accumulated,
+        and leaves them out: call `step` for them first.
 
         Raises InvalidRequest, and leaves the parameters as they are, if something else has changed them, such as steps of the
         optimizer that was given: no commit has the change, and loading θ would undo it."""
-        self._require_unchanged(all_values=True)
+        self._require_unchanged(at_end=True)
         rest = self._session.batches_in_hand
         if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
             if self._local is not None and self._local.needs_closure:
@@ -302,7 +303,7 @@ class Optimizer(torch.optim.Optimizer):
     def _make_step(self, closure: Callable[[], Any] | None, loss: Any, batches: int) -> Any:
         self._share_groups()
         self._watch.require_same_parameters()
-        self._require_unchanged(all_values=False)
+        self._require_unchanged(at_end=False)
         evaluated = evaluate(closure) if self._local is None else self._local.step(self._rate, closure)
         loss = loss if closure is None else evaluated
         returned = loss
@@ -328,11 +329,12 @@ class Optimizer(torch.optim.Optimizer):
                     parameter.grad.used_at_version = parameter.grad._version  # type: ignore[attr-defined]
         return returned
 
-    def _require_unchanged(self, all_values: bool) -> None:
+    def _require_unchanged(self, at_end: bool) -> None:
         """Raises InvalidRequest if the parameters hold a change that no commit has. Between local steps they are the worker's
-        own, and the window's commit has them."""
+        own, and the window's commit has them. A projection may round values anew each time."""
         if self._local is None or not self._local.made:
-            self._watch.require_unchanged(self._known_values(), all_values)
+            exact = at_end and self._project is None
+            self._watch.require_unchanged(self._known_values(), all_values=at_end, exact=exact)
 
     def _known_values(self) -> list[Tensor] | None:
         """What the parameters should hold; None if that is not known any more."""

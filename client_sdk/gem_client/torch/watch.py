@@ -46,20 +46,24 @@ class Watch:
         if self._group_sizes() != self._sizes:
             raise InvalidRequest(f"parameters were added to the optimizer, but the run's tensors are fixed. {_FREEZE_LATER}")
 
-    def require_unchanged(self, thetas: Sequence[Tensor] | None, all_values: bool) -> None:
+    def require_unchanged(self, thetas: Sequence[Tensor] | None, all_values: bool, exact: bool) -> None:
         """Raises InvalidRequest if parameters no longer hold `thetas`, what was loaded into them. If these are not known any
-        more, a changed parameter is logged. `all_values`: also compares parameters that show no sign of a change."""
+        more, a changed parameter is logged. `all_values`: also compares parameters that show no sign of a change. `exact`:
+        a difference as small as rounding counts, too."""
         self._steps += 1
         all_values |= self._steps <= CERTAIN_STEPS
         known = thetas if thetas is not None else [None] * len(self._versions)
         for (name, parameter), version, theta in zip(self._trained.items(), self._versions, known, strict=True):
             changed = parameter._version != version
             if theta is not None and parameter.data_ptr() != theta.data_ptr():
-                if (changed or all_values) and not _holds(parameter, theta):
+                if (changed or all_values) and not _holds(parameter, theta, exact):
                     raise InvalidRequest(f"parameter {name!r} was changed since {_LAST}, and no commit has it. {_WAYS_OUT}")
             elif changed and not self._warned_of_change:
                 self._warned_of_change = True
-                log.warning("parameter %r was changed since %s: the next θ replaces it. %s", name, _LAST, _WAYS_OUT)
+                log.warning(
+                    "parameter %r was changed since %s: if its values were not put back, the next θ replaces them. %s",
+                    name, _LAST, _WAYS_OUT,
+                )  # fmt: skip
 
     def warn_of_missing(self, optimizer: str) -> None:
         """Says once that an optimizer on the server moves parameters without a gradient, unlike in PyTorch."""
@@ -86,11 +90,18 @@ _LAST = "the last step, or since the Optimizer was made"
 _WAYS_OUT = (
     "The run has one θ for all workers: make each step with the Optimizer's own step() (for SAM step(closure)), not with that "
     "of the optimizer inside it; load weights before you make the Optimizer (the first worker's count) or after load_final(); "
-    "and give it a projection such as a clamp as project="
+    "and give it a projection, such as a clamp or the max_norm= of an Embedding, as project="
 )
 
 
-def _holds(parameter: Tensor, theta: Tensor) -> bool:
-    """Whether a parameter holds θ, in its own dtype, or rounded by a conversion to a shorter one and back."""
+def _holds(parameter: Tensor, theta: Tensor, exact: bool) -> bool:
+    """Whether a parameter holds θ, in its own dtype, or rounded by a conversion to a shorter one and back. Unless `exact`, it
+    may differ by rounding, as values do that were perturbed by adding a tensor and put back by subtracting it (SAM, MeZO)."""
     ours, theirs = parameter.detach(), theta.view_as(parameter).to(parameter.device)
-    return any(torch.equal(ours, theirs.to(short).to(ours.dtype)) for short in (ours.dtype, torch.bfloat16, torch.float16))
+    if any(torch.equal(ours, theirs.to(short).to(ours.dtype)) for short in (ours.dtype, torch.bfloat16, torch.float16)):
+        return True
+    if exact:
+        return False
+    rounding = max(2e-6, 4 * torch.finfo(ours.dtype).eps)
+    # 1e-7: values near zero are rounded as those of the perturbation, up to 1.
+    return bool((ours - theirs).abs().max() <= rounding * theirs.abs().max() + 1e-7)
