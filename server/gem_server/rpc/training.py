@@ -302,11 +302,6 @@ class TrainingServicer:
         self._require_leading()
         if request.HasField("accuracy") and not 0 <= request.accuracy <= 1:
             raise InvalidRequest(f"the accuracy must lie between 0 and 1, not {request.accuracy}")
-        if request.version > self.core.central.version:
-            raise InvalidRequest(
-                f"there is no version {request.version} of θ, the newest is {self.core.central.version}: report that of the θ "
-                "that you have evaluated"
-            )
         self.progress.evaluated(messages.evaluation(request), self.clock())
         return pb.ReportEvaluationResponse()
 
