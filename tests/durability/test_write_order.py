@@ -165,3 +165,12 @@ def test_no_segment_stays_open(tmp_path: Path) -> None:
         file.write(written(based(serial=serial)))
     file.close()
     assert [path for path in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(path)] == []
+
+
+def test_the_logs_size_counts_each_record_with_its_payload() -> None:
+    journal = Journal("run-0001")
+    sizes = [journal.size]
+    for payload in ([b"abc", b"de"], []):
+        journal.append(Record(Kind.ENDED, {"lease": "lease-1", "reason": "left"}, payload))
+        sizes.append(journal.size)
+    assert sizes[1] - sizes[0] == 5 + sizes[2] - sizes[1] > 5

@@ -304,3 +304,15 @@ def test_slow_transfers_that_wait_hold_up_no_others_nor_others_them() -> None:
     assert not isinstance(queue.begin("slow too", NBYTES), PlainFuture)
     assert isinstance(slow, PlainFuture)
     assert slow.done()
+
+
+def test_a_transfer_on_the_servers_machine_says_nothing_of_the_networks_pace() -> None:
+    queue, _, clock = turns()
+    queue.end(begun(queue.begin("near", NBYTES, nearby=True)))  # in no time
+    first = begin(queue)
+    clock.now += FIRST - 0.1
+    waiting = begin(queue, "bob")
+    queue.pass_over()
+    assert waits(waiting)
+    queue.end(begun(first))
+    assert not waits(waiting)
