@@ -78,7 +78,7 @@ def test_the_options_of_the_connection_may_follow_the_command(command: list[str]
         (["status", "--server"], "Option '--server' requires an argument"),
         (["status", "--serve", "h"], "No such option '--serve'"),
         (["pull", "--", "--server"], "no server at"),
-        (["track", "tensorboard", "--to", "--server"], "no server at"),
+        (["checkpoint", "--to", "--server"], "no server at"),
     ],
 )
 def test_what_is_no_option_of_the_connection_stays_where_it_is(arguments: list[str], said: str) -> None:

@@ -79,9 +79,9 @@ def test_a_run_goes_on_from_its_backup(s3: Any, tmp_path: Path, monkeypatch: pyt
     assert done.stdout.splitlines()[1:] == [f"copied to {URL}/{names[2]}", f"removed {URL}/{names[0]}"]
     files = ("model.safetensors", "state.json", "workers.safetensors")
     assert keys(s3) == [
-        f"runs/a/{name}/checkpoint-{commits:012d}-0001/{file}"
+        f"runs/a/{name}/{path}"
         for commits, name in ((2, names[1]), (3, names[2]))
-        for file in files
+        for path in ("backup-format.json", *(f"checkpoint-{commits:012d}-0001/{file}" for file in files))
     ]
     assert ctl("restore", URL, tmp_path / "restored").exit_code == 0
     with serving(config(PLAIN, checkpoint_dir=tmp_path / "restored", resume=True)) as live:
@@ -141,8 +141,8 @@ def test_a_right_that_is_missing_is_said_and_leaves_no_backup(action: str, why: 
         session.join(model())
         failed = backed_up(live)
         session.commit(GRADIENT)
-    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("Error: ")]
-    assert line.startswith(f"Error: {why}")
+    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("gem-ctl: ")]
+    assert line.startswith(f"gem-ctl: {why}")
     assert line.endswith("Forbidden. Check the credentials, and that they may list, read, write and delete there")
     assert (failed.exit_code, keys(s3)) == (1, [])
 
@@ -173,7 +173,7 @@ def test_what_is_wrong_with_the_store_is_said_before_the_server_writes(
         }
         for url, why in said.items():
             failed = backed_up(live, url)
-            assert (failed.exit_code, failed.stdout, failed.stderr) == (1, "", f"Error: {why}\n")
+            assert (failed.exit_code, failed.stdout, failed.stderr) == (1, "", f"gem-ctl: {why}\n")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
         s3fs.S3FileSystem.clear_instance_cache()

@@ -314,7 +314,8 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
     except (FileNotFoundError, NotADirectoryError, Overloaded) as error:
         raise BadCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
     except _BAD as error:
-        raise ForeignCheckpoint(not_understood(path, error, state.get("server_version"))) from error
+        why = f"{type(error).__name__}: {error}"
+        raise ForeignCheckpoint(not_understood(path, why, state.get("server_version"))) from error
 
 
 def part_of(state: dict[str, Any]) -> Range:
