@@ -58,6 +58,7 @@ class World:
         folder: An empty folder, for the disks.
         count: How many servers there are.
         clients: Workers at first.
+        backups: How many times as often backups begin, and go on, as in the seeds that find planted bugs.
 
     Attributes:
         random: The only source of chance.
@@ -68,7 +69,7 @@ class World:
         went_back: How often a backup was put in place.
     """
 
-    def __init__(self, seed: int, folder: Path, count: int = 1, clients: int = 3) -> None:
+    def __init__(self, seed: int, folder: Path, count: int = 1, clients: int = 3, backups: int = 1) -> None:
         self.random = random = Random(seed)
         self.network: list[Request | Response] = []
         self.count, self._names, self._ids, self.went_back = count, clients, 0, 0
@@ -76,7 +77,7 @@ class World:
         self.truth = Everywhere([Truth() for _ in range(count)])
         self._parts = [LAYOUT.part(Range(index, count)) for index in range(count)]
         self.clients = {f"w{number}": self._new_client(f"w{number}") for number in range(clients)}
-        self._folder = folder
+        self._folder, self._often_backed_up = folder, backups
         self._backups: dict[str, Backup] = {}  # those that are being made
         self._complete: Backup | None = None  # the last one
         self._loses_disk = random.random() < 0.15 and count > 1
@@ -163,14 +164,20 @@ class World:
         """The events that always happen, with their weights."""
         often = [choice for name in ("begin", "finish") for choice in self._for_each(name, 6)]
         less = [choice for name in ("take", "write", "sync", "work") for choice in self._for_each(name, 3)]
-        return [(self.client_acts, 12), (self.backups_act, 2), (self.deliver, 12 * self.count), *often, *less]
+        return [
+            (self.client_acts, 12),
+            (self.backups_act, 2 * self._often_backed_up),
+            (self.deliver, 12 * self.count),
+            *often,
+            *less,
+        ]
 
     def trouble(self) -> Choices:
         """The events that may happen, with their weights."""
         alone = self.count == 1
         return [
             *self.peace(), (self.drop, 0.5 if alone else 0.2), (self.repeat, 1), (self.client_dies, 0.1),
-            (self.backup_begins, 0.0 if alone else 0.1), (self.backup_ends, 0.02), (self.check, 0.5),
+            (self.backup_begins, 0.0 if alone else 0.1 * self._often_backed_up), (self.backup_ends, 0.02), (self.check, 0.5),
             *(choice for name, weights in RARE.items() for choice in self._for_each(name, weights[not alone])),
         ]  # fmt: skip
 
