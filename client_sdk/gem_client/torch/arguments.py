@@ -126,7 +126,7 @@ def require_names(names: Any) -> dict[int, str]:
         raise InvalidRequest(f"names= is {_kind(names)}: {advice}")
     pairs = list(names.items() if isinstance(names, Mapping) else names)
     if not pairs and names != ():
-        raise InvalidRequest(f"names= is empty, as a generator is that was read before: {advice}, called anew")
+        raise InvalidRequest(f"names= is empty, as a generator is that was read before: {advice}, called again")
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], Tensor)):
             raise InvalidRequest(f"names= has pairs of a name and a parameter, not {_kind(pair)}: {advice}")

@@ -69,7 +69,7 @@ def trained_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({
     if not trained:
         raise InvalidRequest(
             "give at least one parameter to train: each of these is frozen, or their generator was read before (then call "
-            "model.named_parameters() anew)"
+            "model.named_parameters() again)"
         )
     return trained
 

@@ -19,7 +19,7 @@ from gem_api.process.printable import printable
 Logger = structlog.typing.FilteringBoundLogger
 
 
-class _Lines:
+class Lines:
     """Writes lines to a stream, for structlog. It counts a line that can't be written, and raises nothing: a full disk, or a
     reader that has gone, must not end what is logged about.
 
@@ -38,7 +38,7 @@ class _Lines:
     def msg(self, line: str) -> None:
         with self._lock:
             try:
-                self._write("\n" * self._cut + self._note() + line + "\n")
+                self.write("\n" * self._cut + self._note() + line + "\n")
                 self._lost = 0
             except (OSError, ValueError):  # ValueError: the stream is closed
                 self._lost += 1
@@ -49,7 +49,8 @@ class _Lines:
         lines = "lines" if self._lost > 1 else "line"
         return self._as_line(f"{self._lost} log {lines} before this one could not be written") + "\n" if self._lost else ""
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
+        """Writes text past the stream's buffer. Raises OSError, or ValueError if the stream is closed."""
         descriptor = _descriptor(self._stream)
         if descriptor is None:
             print(text, end="", file=self._stream, flush=True)
@@ -87,12 +88,12 @@ def configure(log_format: str, log_level: str = "info") -> Logger:
     processors: list[structlog.typing.Processor] = []
     if log_format == "json":
         renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
-        lines = _Lines(sys.stderr, _json_note)
+        lines = Lines(sys.stderr, _json_note)
     else:
         # Any field may hold text from a client, which must not move the cursor or start a new line.
         processors.append(_escape)
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=32)
-        lines = _Lines(sys.stderr, "({})".format)
+        lines = Lines(sys.stderr, "({})".format)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -112,7 +113,7 @@ def configure(log_format: str, log_level: str = "info") -> Logger:
 
 def print_error(line: str) -> None:
     """Prints a command's last words to standard error, if they can be written: they don't change its exit status."""
-    _Lines(sys.stderr, str).msg(line)
+    Lines(sys.stderr, str).msg(line)
 
 
 def _escape(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

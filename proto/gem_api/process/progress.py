@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import suppress
 
-from gem_api.process.logs import _Lines
+from gem_api.process.logs import Lines
 
 _READER_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # of a pipe, of a terminal, and a descriptor that was closed
 
@@ -16,7 +16,7 @@ _READER_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # of a pipe, of a terminal
 def say(line: str) -> None:
     """Prints a line to standard output, if it can be written. A full disk may have room for the next one."""
     try:
-        _Lines(sys.stdout, str)._write(f"{line}\n")
+        Lines(sys.stdout, str).write(f"{line}\n")
     except (OSError, ValueError) as error:  # ValueError: the stream is closed
         if isinstance(error, OSError) and error.errno in _READER_GONE:
             _drop_output()
