@@ -110,8 +110,8 @@ class Client:
     def answered(self, response: Response) -> None:
         request = response.request
         expected = self.waiting.get(request.index)
-        if expected is None or request.operation != expected.operation:
-            return  # a late answer to what was sent twice
+        if request is not expected:
+            return  # a late answer to what was sent twice, or by a worker of the same name that has died
         if isinstance(response.error, TransportError | Overloaded):
             return
         if response.error is None:

@@ -282,7 +282,7 @@ class Host:
         require(path in self._damaged, why)
 
     def _new_server(self) -> Server:
-        require(not self.truth.acknowledged, "the run is gone, though commits of it were acknowledged")
+        self.truth.begins_anew()
         self._runs += 1
         logged = self._starts_logged()
         self.truth.unlogged = not logged

@@ -77,8 +77,13 @@ class Truth:
 
     def started(self, core: Core) -> None:
         """Records that θ has its first value."""
-        require(not self.acknowledged, "a run began anew though commits of it were acknowledged")
-        self.applied, self.theta, self.told = [], [core.central.theta.tobytes()], 0
+        self.begins_anew()
+        self.theta = [core.central.theta.tobytes()]
+
+    def begins_anew(self) -> None:
+        """Drops what led to nothing: a server starts with an empty folder."""
+        require(not self.acknowledged and not self.told, "the run is gone, though a client was told of its commits")
+        self.applied, self.theta, self.told = [], [], 0
         self.discarded.clear()
         self.completed.clear()
         self.shards.clear()
