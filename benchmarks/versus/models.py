@@ -46,6 +46,10 @@ class Problem:
         model.train(training)
         return loss
 
+    def accuracy(self, model: nn.Module) -> float | None:
+        """The share of right answers on held-out data; None if that is not what the problem is about."""
+        return None
+
     _size: int
     _held_out: tuple[Tensor, Tensor]
 
@@ -93,6 +97,14 @@ class Convnet(Problem):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         loss: Tensor = self._task.loss(model, batch)
         return loss
+
+    def accuracy(self, model: nn.Module) -> float | None:
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            right = model(self._held_out[0]).argmax(1) == self._held_out[1]
+        model.train(training)
+        return float(right.float().mean())
 
     def _make(self) -> nn.Module:
         made: nn.Module = self._task.model()

@@ -311,6 +311,25 @@ class Hyperparameters:
         workers_use=True,
         status=("variation", "batches ±{:g}"),
     )
+    smallest_share: float = _declare(
+        1.0,
+        "The smallest share of a batch for slow workers: the server tells each worker how many samples its next gradient should "
+        "have, so that all take about as long as the fastest, and counts it by that share. 1: all batches are whole.",
+        heading="Run",
+        flag=False,
+        values=Range(ge=1 / 64, le=1),
+        workers_use=True,
+        status=("shares", "batches from ×{:g}"),
+    )
+    reply_wait: float = _declare(
+        0.0,
+        "How long a reply may wait for commits that are expected, as a share of the time of the worker's own step, in the first "
+        "rounds of a run; 0: no reply waits.",
+        heading="Run",
+        flag=False,
+        values=Range(ge=0, le=0.5),
+        status=("wait", "replies wait ≤ ×{:g} of a step"),
+    )
 
     @property
     def default_shard_size(self) -> int:
@@ -363,6 +382,7 @@ class Hyperparameters:
         values = {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
         values["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
         values["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()
+        values["smallest_share"] = message.smallest_share or 1.0  # an older server has none
         return cls(**values)
 
 

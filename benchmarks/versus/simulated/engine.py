@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from gem_api.layout import Vector
+from torch import Tensor
 
 from benchmarks.versus.models import Problem
 from benchmarks.versus.profiles import Profile
@@ -41,9 +42,13 @@ class Network:
 
     def gradient(self, theta: Vector, seed: int, worker: int, step: int) -> Vector:
         """The gradient at θ on the batch of a worker's step: float32, shape (P,), valid until the next call."""
+        return self.gradient_on(theta, self._problem.batch(seed, worker, step))
+
+    def gradient_on(self, theta: Vector, batch: tuple[Tensor, Tensor]) -> Vector:
+        """The gradient at θ on a batch: float32, shape (P,), valid until the next call."""
         self._theta.copy_(torch.from_numpy(theta))
         self._gradient.zero_()
-        self._problem.loss(self._module, self._problem.batch(seed, worker, step)).backward()
+        self._problem.loss(self._module, batch).backward()
         gradient: Vector = self._gradient.numpy()
         return gradient
 
@@ -51,6 +56,11 @@ class Network:
         """The held-out loss at θ."""
         self._theta.copy_(torch.from_numpy(theta))
         return self._problem.score(self._module)
+
+    def accuracy(self, theta: Vector) -> float | None:
+        """The share of right answers on held-out data at θ; None if the problem has none."""
+        self._theta.copy_(torch.from_numpy(theta))
+        return self._problem.accuracy(self._module)
 
 
 @dataclass

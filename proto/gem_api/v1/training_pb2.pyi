@@ -72,7 +72,7 @@ RUN_STATE_STALLED: RunState
 RUN_STATE_FOLLOWING: RunState
 
 class Hyperparameters(_message.Message):
-    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor", "optimizer", "optimizer_options", "batch_variation")
+    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor", "optimizer", "optimizer_options", "batch_variation", "smallest_share", "reply_wait")
     RULE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,8 @@ class Hyperparameters(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     BATCH_VARIATION_FIELD_NUMBER: _ClassVar[int]
+    SMALLEST_SHARE_FIELD_NUMBER: _ClassVar[int]
+    REPLY_WAIT_FIELD_NUMBER: _ClassVar[int]
     rule: str
     learning_rate: float
     momentum: float
@@ -123,7 +125,9 @@ class Hyperparameters(_message.Message):
     optimizer: str
     optimizer_options: str
     batch_variation: float
-    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., warmup_factor: _Optional[float] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ..., batch_variation: _Optional[float] = ...) -> None: ...
+    smallest_share: float
+    reply_wait: float
+    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., warmup_factor: _Optional[float] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ..., batch_variation: _Optional[float] = ..., smallest_share: _Optional[float] = ..., reply_wait: _Optional[float] = ...) -> None: ...
 
 class OptimizerChoice(_message.Message):
     __slots__ = ("optimizer", "options", "learning_rate", "weight_decay", "schedule")
@@ -264,18 +268,20 @@ class PullResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("version", "layout_fingerprint", "layout", "must_initialize", "peers")
+    __slots__ = ("version", "layout_fingerprint", "layout", "must_initialize", "peers", "progress")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MUST_INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     version: int
     layout_fingerprint: bytes
     layout: _tensors_pb2.TensorLayout
     must_initialize: bool
     peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., must_initialize: bool = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    progress: float
+    def __init__(self, version: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., must_initialize: bool = ..., peers: _Optional[_Iterable[str]] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -286,7 +292,7 @@ class CommitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[CommitHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class CommitHeader(_message.Message):
-    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "update_kind", "theta_base", "traceparent", "tracestate")
+    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "update_kind", "theta_base", "traceparent", "tracestate", "batch_share")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +305,7 @@ class CommitHeader(_message.Message):
     THETA_BASE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SHARE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     sequence: int
     base_version: int
@@ -311,7 +318,8 @@ class CommitHeader(_message.Message):
     theta_base: int
     traceparent: str
     tracestate: str
-    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ..., theta_base: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
+    batch_share: float
+    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ..., theta_base: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., batch_share: _Optional[float] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ("result", "chunk")
@@ -322,7 +330,7 @@ class CommitResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[CommitResult, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class CommitResult(_message.Message):
-    __slots__ = ("sequence", "ticket", "version", "base_version", "staleness", "pi", "discarded", "theta_dtype")
+    __slots__ = ("sequence", "ticket", "version", "base_version", "staleness", "pi", "discarded", "theta_dtype", "batch_share", "progress")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +339,8 @@ class CommitResult(_message.Message):
     PI_FIELD_NUMBER: _ClassVar[int]
     DISCARDED_FIELD_NUMBER: _ClassVar[int]
     THETA_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     ticket: int
     version: int
@@ -339,7 +349,9 @@ class CommitResult(_message.Message):
     pi: PiSummary
     discarded: bool
     theta_dtype: _tensors_pb2.WireDtype
-    def __init__(self, sequence: _Optional[int] = ..., ticket: _Optional[int] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., staleness: _Optional[int] = ..., pi: _Optional[_Union[PiSummary, _Mapping]] = ..., discarded: bool = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ...) -> None: ...
+    batch_share: float
+    progress: float
+    def __init__(self, sequence: _Optional[int] = ..., ticket: _Optional[int] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., staleness: _Optional[int] = ..., pi: _Optional[_Union[PiSummary, _Mapping]] = ..., discarded: bool = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., batch_share: _Optional[float] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class PiSummary(_message.Message):
     __slots__ = ("median", "zero_ratio", "max_ratio", "proxy_energy", "central_energy")
@@ -578,7 +590,7 @@ class RunCurves(_message.Message):
     def __init__(self, seconds: _Optional[_Iterable[float]] = ..., version: _Optional[_Iterable[int]] = ..., commits_per_second: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[float]] = ..., loss: _Optional[_Iterable[float]] = ..., pi_median: _Optional[_Iterable[float]] = ..., staleness: _Optional[_Iterable[float]] = ..., evaluation_loss: _Optional[_Iterable[float]] = ..., accuracy: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "rejected", "transport")
+    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "rejected", "transport", "pace_seconds", "batch_share", "wait_seconds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
@@ -589,6 +601,9 @@ class WorkerStatus(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    PACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SHARE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     commits: int
     staleness: int
@@ -599,7 +614,10 @@ class WorkerStatus(_message.Message):
     shards: int
     rejected: int
     transport: str
-    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., rejected: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+    pace_seconds: float
+    batch_share: float
+    wait_seconds: float
+    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., rejected: _Optional[int] = ..., transport: _Optional[str] = ..., pace_seconds: _Optional[float] = ..., batch_share: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("epoch", "epochs", "pending", "leased", "completed", "samples_completed", "samples_committed")

@@ -1,0 +1,119 @@
+"""This server's rule, and its candidates: commits one by one, in the order of a clock's events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from gem_api.layout import Vector
+from numba import njit
+
+from benchmarks.finals.clock import SIZES, Event
+
+F = np.float32
+BETA1, BETA2, EPSILON, DECAY = 0.9, 0.999, 1e-8, 0.01  # PyTorch's AdamW
+WARMUP = 0.02  # of the schedule
+MOST = 4  # of n for each worker
+Gradient = Callable[[Vector, int, int, int], Vector]  # at θ, of a worker's step, with so many samples
+
+
+def cosine(done: float, total: float) -> float:
+    """The schedule's factor: a linear warm-up, then a cosine to 0."""
+    warm = WARMUP * total
+    if done < warm:
+        return (done + 1) / (warm + 1)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (done - warm) / (total - warm))))
+
+
+def constant(done: float, total: float) -> float:
+    return 1.0
+
+
+@njit(error_model="numpy", cache=True)
+def _commit(theta, s, g, m, v, last, b1, b2, c1, c2, n, eta, decay, kappa, weight, bound, whole):  # type: ignore[no-untyped-def]
+    for i in range(theta.size):
+        m[i] = b1 * m[i] + (1 - b1) * g[i]
+        v[i] = b2 * v[i] + (1 - b2) * weight * g[i] * g[i]
+        mean, square = m[i] * c1, v[i] * c2
+        delta = -eta * (mean / (math.sqrt(square + (n - 1) * mean * mean) + 1e-8) + decay * theta[i])
+        pi = 1.0
+        if bound:
+            against = abs(delta) if whole else abs(delta) * weight
+            pi = kappa - abs(theta[i] - s[i]) / against if against > 0 else 0.0
+            pi = min(max(pi, 0.0), 1.0)
+        step = pi * delta
+        last[i] = step  # of a whole batch
+        theta[i] += weight * step
+
+
+@dataclass
+class Rule:
+    """The rule `gem` around AdamW, with shares of a batch and held replies. A commit of b of B samples has the weight ω = b/B.
+
+    Args:
+        rate: η.
+        kappa: κ.
+        reach: ρ, after a reply that was not held; `reach_held` after one that was.
+        memory: "h" for (n + 1)/2, "n".
+        bound: Whether there is π.
+        whole: Whether π compares with the step of a whole batch, not with that of the share.
+        count: n: "gap", the weight since the worker's own last commit, or "staleness".
+        common: Whether all replies that are released together are the s of the last commit.
+        schedule: "cosine" or "constant".
+    """
+
+    rate: float
+    kappa: float = 1.5
+    reach: float = 1.5
+    reach_held: float = 1.0
+    memory: str = "h"
+    bound: bool = True
+    whole: bool = False
+    count: str = "staleness"
+    common: bool = False
+    schedule: str = "cosine"
+
+    def train(self, theta: Vector, events: Iterable[Event], workers: int, gradient: Gradient, look: Callable[[float, Vector], bool]) -> Vector:
+        """Trains from θ. `look` is told the time and θ before each commit, and ends the run if it returns True."""
+        events = list(events)
+        total = sum(event.size for event in events) / SIZES
+        factor = cosine if self.schedule == "cosine" else constant
+        m, v, last, theta = np.zeros_like(theta), np.zeros_like(theta), np.zeros_like(theta), theta.copy()
+        points: dict[int, Vector] = {}
+        computing: set[int] = set()
+        bases, own, stale = [0.0] * workers, [0.0] * workers, [0.0] * workers  # in weights
+        done, age, left1, left2, common_tau = 0.0, 0.0, 1.0, 1.0, 0.0
+        for event in events:
+            worker = event.worker
+            if not event.size:
+                if worker in computing:  # it was killed, and joins anew
+                    stale[worker], own[worker] = 0.0, done
+                computing.add(worker)
+                known = age / (age + 1)
+                reach = self.reach_held if event.held else self.reach
+                tau = common_tau if self.common and event.held else stale[worker]
+                points[worker] = theta + F(reach * tau * known) * last
+                bases[worker] = done
+                continue
+            if look(event.time, theta):
+                return theta
+            computing.discard(worker)
+            weight = event.size / SIZES
+            g = gradient(points[worker], worker, event.step, event.size)
+            stale[worker] = min(done - bases[worker], MOST * workers - 1.0)
+            since = done - own[worker] if self.count == "gap" else done - bases[worker]
+            n = max(1.0, min(since + weight, MOST * workers))
+            common_tau = (n - 1) / 2
+            h = (n + 1) / 2 if self.memory == "h" else n
+            b1, b2 = BETA1 ** (weight / h), BETA2 ** (weight / h)
+            left1, left2, age = left1 * b1, left2 * b2, age + weight / h
+            eta = self.rate * factor(done, total)
+            _commit(
+                theta, points[worker], g, m, v, last, F(b1), F(b2), F(1 / (1 - left1)), F(1 / (1 - left2)), F(n), F(eta),
+                F(DECAY), F(self.kappa * math.sqrt(n)), F(weight), self.bound, self.whole,
+            )  # fmt: skip
+            done += weight
+            own[worker] = done
+        return theta

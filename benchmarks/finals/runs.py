@@ -1,0 +1,140 @@
+"""A run to the end of training: its settings, how it is made, and where results are kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gem_api.layout import Vector
+from torch import Tensor
+
+from benchmarks.finals import apart, together
+from benchmarks.finals.clock import OVERHEAD, SIZES, Clock, Policy
+from benchmarks.lib.results import Store, plain
+from benchmarks.versus.models import Problem
+from benchmarks.versus.profiles import PROFILES, SIMULATED
+from benchmarks.versus.simulated.engine import DIVERGED, Network
+
+KINDS = {**PROFILES, **SIMULATED}
+_PAUSING = 1 + 29 / 50  # mean time of a gradient there
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run.
+
+    Attributes:
+        model, profile, workers, seed: What is trained, and by whom.
+        rounds: How long: the time in which workers that don't wait compute so many gradients each, on average.
+        method: "ours", "rounds", "local".
+        settings: "rate=0.006 shares=few wait=0.15".
+    """
+
+    model: str
+    profile: str
+    workers: int
+    seed: int
+    rounds: int
+    method: str
+    settings: str
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.workers} {self.profile} {self.rounds} {self.method} {self.settings}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out.
+
+    Attributes:
+        loss: The held-out loss at the end; None if it diverged.
+        accuracy: The share of right answers on held-out data, if that is asked for.
+        time: Units.
+        gradients: Whole batches used.
+        commits: Commits, or rounds.
+    """
+
+    loss: float | None
+    accuracy: float | None
+    time: float
+    gradients: float
+    commits: int
+
+
+def stored(path: Path) -> Store[Run, Outcome]:
+    return Store(path, "run", Run, vars, lambda run, row: Outcome(**row), {"format": 1})
+
+
+def limit_of(run: Run) -> float:
+    """The units that a run takes."""
+    profile = KINDS[run.profile]
+    usual = _PAUSING if run.profile == "pausing" else 1.0
+    times = [usual * profile.factor(w, run.workers) + (OVERHEAD if w >= run.workers - profile.far else 0.0) for w in range(run.workers)]
+    return run.rounds * run.workers / sum(1 / each for each in times)
+
+
+class Trainee:
+    """The model, with gradients of batches of any size."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self._problem, self._seed = problem, seed
+        self.network = Network(problem, seed)
+
+    def gradient(self, theta: Vector, worker: int, step: int, size: int) -> Vector:
+        """At θ, on the first `size` samples of a worker's step."""
+        return self.joint(theta, [(worker, step, size)])
+
+    def joint(self, theta: Vector, parts: list[tuple[int, int, int]]) -> Vector:
+        """At θ, on the samples of several workers together."""
+        batches = [self._first(self._problem.batch(self._seed, worker, step), size) for worker, step, size in parts]
+        batch = torch.cat([one[0] for one in batches]), torch.cat([one[1] for one in batches])
+        return self.network.gradient_on(theta, batch)
+
+    def _first(self, batch: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
+        return batch[0][:size], batch[1][:size]
+
+
+def make(run: Run, problem: Problem) -> Outcome:
+    """Makes a run."""
+    given = {name: _value(text) for name, _, text in (each.partition("=") for each in run.settings.split())}
+    trainee, profile, limit = Trainee(problem, run.seed), KINDS[run.profile], limit_of(run)
+    start = trainee.network.theta
+    every, next_look, lost = limit / 20, [limit / 20], [False]
+
+    def look(time: float, theta: Vector) -> bool:
+        if time < next_look[0]:
+            return lost[0]
+        next_look[0] = time + every
+        lost[0] = not np.isfinite(theta).all() or not trainee.network.score(theta) < DIVERGED
+        return lost[0]
+
+    if run.method == "ours":
+        policy = Policy(**{name: given.pop(name) for name in ("smallest", "wait", "until") if name in given})
+        events = Clock(profile, run.workers, run.seed, policy, limit).events()
+        theta = apart.Rule(**given).train(start, events, run.workers, trainee.gradient, look)
+        gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)
+    else:
+        team = together.Team(given.pop("team", "all"), int(given.pop("first", 0)), int(given.get("steps", 1)))
+        done = together.rounds(team, profile, run.workers, run.seed, run.rounds * run.workers if team.kind == "alone" else limit)
+        if run.method == "rounds":
+            theta = together.Synchronous(**given).train(start, done, trainee.joint, look)
+        else:
+            theta = together.LocalSteps(**given).train(start, done, trainee.gradient, look)
+        gradients, commits = sum(size for one in done for _, _, size in one.parts) * team.steps / SIZES, len(done)
+    loss = math.inf if lost[0] else trainee.network.score(theta)
+    return Outcome(plain(loss, 5), trainee.network.accuracy(theta), plain(limit, 5) or 0.0, plain(gradients, 6) or 0.0, commits)
+
+
+def _value(text: str) -> Any:
+    words: dict[str, Any] = {"True": True, "False": False}
+    if text in words:
+        return words[text]
+    try:
+        return float(text) if "." in text or "e" in text else int(text)
+    except ValueError:
+        return text
+

@@ -1,0 +1,97 @@
+"""How long each worker's steps take, and so when its next commit is expected. The server's clock counts, not what workers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MEMORY = 1 / 8  # weight of the newest step in the moving mean of a worker's times
+LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be a pause
+
+
+@dataclass
+class _Steps:
+    """What is known of a worker.
+
+    Attributes:
+        began: When its step began: it got a reply, or θ. None while the server holds its reply, or after a restart.
+        share: The share of a batch of that step.
+        pace: The moving mean of the seconds that a whole batch takes it; None before its second commit.
+        first: Whether the step is its first: it may load data and compile, and does not count.
+    """
+
+    began: float | None
+    share: float = 1.0
+    pace: float | None = None
+    first: bool = True
+
+
+@dataclass
+class Timetable:
+    """When each worker's next commit is expected.
+
+    A step lasts from a reply until the commit is whole on the server, so that what the network and a batch's fixed costs take
+    is a part of it. A restart forgets all of it.
+    """
+
+    _steps: dict[str, _Steps] = field(default_factory=dict)
+
+    def began(self, lease_id: str, now: float, share: float) -> None:
+        """A worker got what it computes its next gradient on, with this share of a batch."""
+        steps = self._steps.setdefault(lease_id, _Steps(now))
+        steps.began, steps.share = now, share
+
+    def arrived(self, lease_id: str, now: float, share: float) -> None:
+        """A commit of this share of a batch has arrived whole: its worker computes no more."""
+        steps = self._steps.setdefault(lease_id, _Steps(None))
+        began, steps.began, steps.share = steps.began, None, share
+        if began is None:
+            return
+        if steps.first:
+            steps.first = False
+            return
+        took = (now - began) / share
+        if steps.pace is None:
+            steps.pace = took
+        else:
+            steps.pace += MEMORY * (min(took, LONGEST * steps.pace) - steps.pace)
+
+    def pace(self, lease_id: str) -> float | None:
+        """The seconds that a whole batch takes a worker; None if that is not known yet."""
+        steps = self._steps.get(lease_id)
+        return steps.pace if steps is not None else None
+
+    def share(self, lease_id: str) -> float:
+        """The share of a batch of a worker's last step; 1 if it has made none."""
+        steps = self._steps.get(lease_id)
+        return steps.share if steps is not None else 1.0
+
+    def step(self, lease_id: str) -> float | None:
+        """The seconds that a worker's step takes with its share; None if that is not known yet."""
+        steps = self._steps.get(lease_id)
+        return steps.pace * steps.share if steps is not None and steps.pace is not None else None
+
+    @property
+    def fastest(self) -> float | None:
+        """The lowest pace of all; None if none is known."""
+        return min((steps.pace for steps in self._steps.values() if steps.pace is not None), default=None)
+
+    def expected(self) -> Iterator[float]:
+        """When the commits of the workers that compute now are expected."""
+        for steps in self._steps.values():
+            if steps.began is not None and steps.pace is not None:
+                yield steps.began + steps.pace * steps.share
+
+    def suspended(self, seconds: float, now: float) -> None:
+        """The server itself stood still for so long, which is nobody's time."""
+        for steps in self._steps.values():
+            if steps.began is not None:
+                steps.began = min(steps.began + seconds, now)
+
+    def end(self, lease_id: str) -> None:
+        """A lease has ended."""
+        self._steps.pop(lease_id, None)
+
+    def restart(self) -> None:
+        """Forgets everything: what a log tells has no times."""
+        self._steps.clear()
