@@ -10,8 +10,8 @@ import click
 import torch
 
 from benchmarks.finals import plan
-from benchmarks.finals.runs import Outcome, Run, make, stored
-from benchmarks.versus.models import GOALS, Problem
+from benchmarks.finals.runs import MODELS, Outcome, Run, make, stored
+from benchmarks.versus.models import Problem
 
 RESULTS = Path(__file__).parents[2] / "docs/results/versus"
 _problems: dict[str, Problem] = {}
@@ -30,14 +30,15 @@ def main(questions: tuple[str, ...], data: Path | None, processes: int) -> None:
         for future in as_completed({pool.submit(_make, run, data): run for run in missing}):
             run, outcome, seconds = future.result()
             store.add(run, outcome)
-            click.echo(f"{run}: {outcome.loss} {outcome.accuracy or ''} ({outcome.gradients} gradients, {outcome.commits} commits; {seconds:.0f} s)")
+            used = f"{outcome.gradients} gradients, {outcome.commits} commits"
+            click.echo(f"{run}: {outcome.loss} {outcome.accuracy or ''} ({used}; {seconds:.0f} s)")
 
 
 def _make(run: Run, data: Path | None) -> tuple[Run, Outcome, float]:
     torch.set_num_threads(1)
     began = time.monotonic()
     if run.model not in _problems:
-        _problems[run.model] = GOALS[run.model].make(data)
+        _problems[run.model] = MODELS[run.model](data)
     return run, make(run, _problems[run.model]), time.monotonic() - began
 
 

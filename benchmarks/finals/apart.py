@@ -32,10 +32,10 @@ def constant(done: float, total: float) -> float:
 
 
 @njit(error_model="numpy", cache=True)
-def _commit(theta, s, g, m, v, last, b1, b2, c1, c2, n, eta, decay, kappa, weight, bound, whole):  # type: ignore[no-untyped-def]
+def _commit(theta, s, g, m, v, last, b1, left1, b2, left2, c1, c2, n, eta, decay, kappa, weight, bound, whole):  # type: ignore[no-untyped-def]
     for i in range(theta.size):
-        m[i] = b1 * m[i] + (1 - b1) * g[i]
-        v[i] = b2 * v[i] + (1 - b2) * weight * g[i] * g[i]
+        m[i] = b1 * m[i] + left1 * g[i]
+        v[i] = b2 * v[i] + left2 * weight * g[i] * g[i]
         mean, square = m[i] * c1, v[i] * c2
         delta = -eta * (mean / (math.sqrt(square + (n - 1) * mean * mean) + 1e-8) + decay * theta[i])
         pi = 1.0
@@ -59,7 +59,7 @@ class Rule:
         memory: "h" for (n + 1)/2, "n".
         bound: Whether there is π.
         whole: Whether π compares with the step of a whole batch, not with that of the share.
-        count: n: "gap", the weight since the worker's own last commit, or "staleness".
+        count: n: "gap", the weight since the worker's own last commit, or "staleness", that since its reply.
         common: Whether all replies that are released together are the s of the last commit.
         schedule: "cosine" or "constant".
     """
@@ -70,12 +70,14 @@ class Rule:
     reach_held: float = 1.0
     memory: str = "h"
     bound: bool = True
-    whole: bool = False
-    count: str = "staleness"
+    whole: bool = True
+    count: str = "gap"
     common: bool = False
     schedule: str = "cosine"
 
-    def train(self, theta: Vector, events: Iterable[Event], workers: int, gradient: Gradient, look: Callable[[float, Vector], bool]) -> Vector:
+    def train(
+        self, theta: Vector, events: Iterable[Event], workers: int, gradient: Gradient, look: Callable[[float, Vector], bool]
+    ) -> Vector:
         """Trains from θ. `look` is told the time and θ before each commit, and ends the run if it returns True."""
         events = list(events)
         total = sum(event.size for event in events) / SIZES
@@ -110,10 +112,9 @@ class Rule:
             b1, b2 = BETA1 ** (weight / h), BETA2 ** (weight / h)
             left1, left2, age = left1 * b1, left2 * b2, age + weight / h
             eta = self.rate * factor(done, total)
-            _commit(
-                theta, points[worker], g, m, v, last, F(b1), F(b2), F(1 / (1 - left1)), F(1 / (1 - left2)), F(n), F(eta),
-                F(DECAY), F(self.kappa * math.sqrt(n)), F(weight), self.bound, self.whole,
-            )  # fmt: skip
+            betas = F(b1), F(1 - b1), F(b2), F(1 - b2), F(1 / (1 - left1)), F(1 / (1 - left2))
+            numbers = F(n), F(eta), F(DECAY), F(self.kappa * math.sqrt(n)), F(weight), self.bound, self.whole
+            _commit(theta, points[worker], g, m, v, last, *betas, *numbers)
             done += weight
             own[worker] = done
         return theta

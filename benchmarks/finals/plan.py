@@ -13,18 +13,35 @@ RATE = 0.006
 
 TODAY = ""
 SHARES = "smallest=0.0625"
-WAIT = "wait=0.15 until=200 count=gap"
+WAIT = "wait=0.15 until=200"
 BOTH = f"{SHARES} {WAIT}"
+HARD = ("mixed", "equal", "exponential", "straggler")
 
 
-def _ours(settings: Iterable[str], profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8, rates: Iterable[float] = (RATE,), model: str = "transformer") -> list[Run]:
+def _ours(
+    settings: Iterable[str],
+    profiles: Iterable[str],
+    rounds: int = 200,
+    seeds: Iterable[int] = SEEDS,
+    workers: int = 8,
+    rates: Iterable[float] = (RATE,),
+    model: str = "transformer",
+) -> list[Run]:
     return [
         Run(model, profile, workers, seed, rounds, "ours", f"rate={rate} {setting}".strip())
         for seed, profile, rate, setting in product(seeds, profiles, rates, settings)
     ]
 
 
-def _rounds(team: str, profiles: Iterable[str], rates: Iterable[float], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8, model: str = "transformer") -> list[Run]:
+def _rounds(
+    team: str,
+    profiles: Iterable[str],
+    rates: Iterable[float],
+    rounds: int = 200,
+    seeds: Iterable[int] = SEEDS,
+    workers: int = 8,
+    model: str = "transformer",
+) -> list[Run]:
     return [
         Run(model, profile, workers, seed, rounds, "rounds", f"rate={rate} {team}".strip())
         for seed, profile, rate in product(seeds, profiles, rates)
@@ -32,20 +49,23 @@ def _rounds(team: str, profiles: Iterable[str], rates: Iterable[float], rounds: 
 
 
 ALL = tuple(KINDS)
+SIX = (0, 1, 2, 3, 4, 5)
 QUESTIONS: Mapping[str, list[Run]] = {
-    "choices": _ours(
-        [
-            TODAY, SHARES, BOTH, WAIT, f"{BOTH} whole=True", f"{BOTH} common=True", f"{BOTH} whole=True common=True",
-            BOTH.replace("200", "0"), BOTH.replace("200", "100"),
-        ],
-        ["mixed", "equal", "exponential", "straggler"],
-    ),
-    "rivals": [
-        *_rounds("", ["equal", "exponential", "mixed"], [0.01, 0.015, 0.02]),
-        *_rounds("team=fast", ["mixed", "straggler"], [0.01, 0.015, 0.02]),
-        *_rounds("team=proportion", ["mixed", "straggler"], [0.01, 0.015, 0.02, 0.03]),
-        *_rounds("team=backup first=6", ["exponential", "noisy"], [0.01, 0.015, 0.02]),
+    "equal": [
+        *_ours([BOTH.replace("200", "0"), BOTH, TODAY], ["equal"], seeds=SIX),
+        *_rounds("", ["equal"], [0.01, 0.015], seeds=SIX),
     ],
+    "in step": _ours([BOTH, TODAY], HARD),
+    "rivals": [
+        *_rounds("team=proportion", ["mixed", "straggler"], [0.015, 0.02, 0.03]),
+        *_rounds("", ["equal", "exponential"], [0.01, 0.015, 0.02]),
+        *_rounds("team=backup first=6", ["exponential", "noisy"], [0.01, 0.015, 0.02]),
+        *_rounds("team=fast", ["mixed", "straggler"], [0.01, 0.015, 0.02]),
+        *_rounds("", ["mixed"], [0.01, 0.015, 0.02]),
+    ],
+    "parts": _ours(
+        [SHARES, WAIT, f"{BOTH} common=True", BOTH.replace("200", "100"), BOTH.replace("200", "0"), f"{BOTH} whole=False"], HARD
+    ),
 }
 
 

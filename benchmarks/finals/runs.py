@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,18 @@ from torch import Tensor
 
 from benchmarks.finals import apart, together
 from benchmarks.finals.clock import OVERHEAD, SIZES, Clock, Policy
+from benchmarks.finals.held_out import Tagger, Trees
 from benchmarks.lib.results import Store, plain
-from benchmarks.versus.models import Problem
+from benchmarks.versus.models import GOALS, Problem
 from benchmarks.versus.profiles import PROFILES, SIMULATED
 from benchmarks.versus.simulated.engine import DIVERGED, Network
 
 KINDS = {**PROFILES, **SIMULATED}
+MODELS: Mapping[str, Callable[[Path | None], Problem]] = {
+    **{name: goal.make for name, goal in GOALS.items()},
+    "tagger": lambda data: Tagger(),
+    "trees": lambda data: Trees(),
+}
 _PAUSING = 1 + 29 / 50  # mean time of a gradient there
 
 
@@ -73,7 +80,10 @@ def limit_of(run: Run) -> float:
     """The units that a run takes."""
     profile = KINDS[run.profile]
     usual = _PAUSING if run.profile == "pausing" else 1.0
-    times = [usual * profile.factor(w, run.workers) + (OVERHEAD if w >= run.workers - profile.far else 0.0) for w in range(run.workers)]
+    times = [
+        usual * profile.factor(w, run.workers) + (OVERHEAD if w >= run.workers - profile.far else 0.0)
+        for w in range(run.workers)
+    ]
     return run.rounds * run.workers / sum(1 / each for each in times)
 
 
@@ -113,13 +123,15 @@ def make(run: Run, problem: Problem) -> Outcome:
         return lost[0]
 
     if run.method == "ours":
-        policy = Policy(**{name: given.pop(name) for name in ("smallest", "wait", "until") if name in given})
+        policy = Policy(**{name: given.pop(name) for name in ("smallest", "wait", "until", "tolerance") if name in given})
         events = Clock(profile, run.workers, run.seed, policy, limit).events()
         theta = apart.Rule(**given).train(start, events, run.workers, trainee.gradient, look)
         gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)
     else:
         team = together.Team(given.pop("team", "all"), int(given.pop("first", 0)), int(given.get("steps", 1)))
-        done = together.rounds(team, profile, run.workers, run.seed, run.rounds * run.workers if team.kind == "alone" else limit)
+        done = together.rounds(
+            team, profile, run.workers, run.seed, run.rounds * run.workers if team.kind == "alone" else limit
+        )
         if run.method == "rounds":
             theta = together.Synchronous(**given).train(start, done, trainee.joint, look)
         else:
@@ -137,4 +149,3 @@ def _value(text: str) -> Any:
         return float(text) if "." in text or "e" in text else int(text)
     except ValueError:
         return text
-

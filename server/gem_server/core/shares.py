@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gem_server.core.timetable import Timetable
 
-# A few values, so that compiled models and CUDA graphs see few sizes.
-SHARES = tuple(sixteenths / 16 for sixteenths in (1, 2, 3, 4, 6, 8, 12, 16))
-TOLERANCE = 1.4  # a share stays unless the wanted one differs by more than this factor
+# Fine enough that workers stay in step, and no more values, so that compiled models and CUDA graphs see few sizes.
+SHARES = tuple(sixteenths / 16 for sixteenths in range(1, 17))
+TOLERANCE = 1.25  # a share stays unless the wanted one differs by more than this factor
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,12 @@ class Shares:
     Attributes:
         timetable: How long each worker's steps take.
         smallest: The smallest share; 1: all batches are whole.
+        tolerance: As above.
     """
 
     timetable: Timetable
     smallest: float = 1.0
+    tolerance: float = TOLERANCE
 
     def next(self, lease_id: str) -> float:
         """The share of a whole batch that a worker's next gradient should have."""
@@ -34,7 +36,7 @@ class Shares:
         if pace is None or fastest is None:
             return now
         wanted = max(self.smallest, fastest / pace)
-        if now / TOLERANCE <= wanted <= now * TOLERANCE:
+        if now / self.tolerance <= wanted <= now * self.tolerance:
             return now
         return min((each for each in SHARES if each >= self.smallest), key=lambda each: max(each / wanted, wanted / each))
 

@@ -1,4 +1,4 @@
-"""How long each worker's steps take, and so when its next commit is expected. The server's clock counts, not what workers say."""
+"""How long each worker's steps take, by the server's clock, and so when its next commit is expected."""
 
 from __future__ import annotations
 

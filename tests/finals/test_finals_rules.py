@@ -1,0 +1,88 @@
+"""What the study of whole runs computes: its rule, its rivals and its schedule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gem_api.layout import Vector
+
+from benchmarks.finals import together
+from benchmarks.finals.apart import Rule, cosine
+from benchmarks.finals.clock import SIZES, Clock, Policy
+from benchmarks.finals.held_out import LENGTH, NOBODY, Tagger, Trees
+from benchmarks.finals.runs import Run, limit_of
+from benchmarks.versus.profiles import PROFILES, SIMULATED
+from benchmarks.versus.simulated.methods import LookAhead
+
+P = 40
+
+
+def gradient(theta: Vector, worker: int, step: int, size: int) -> Vector:
+    noise = np.random.default_rng((worker, step)).normal(0, 1, P).astype(np.float32)
+    return np.asarray(theta - 1 + noise / np.float32(np.sqrt(size)), np.float32)
+
+
+def never(time: float, theta: Vector) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("profile", ["equal", "mixed", "exponential"])
+def test_without_shares_and_waits_it_is_the_rule_of_today(profile: str) -> None:
+    """The other study has it too, in NumPy. What rounding changes is amplified where π is at its bound."""
+    events = Clock(PROFILES[profile], 8, 0, Policy(), 12).events()
+    start = np.linspace(-1, 1, P).astype(np.float32)
+    theta = Rule(0.003, schedule="constant").train(start, events, 8, gradient, never)
+    other = LookAhead(0.003)
+    other.start(start)
+    points: dict[int, Vector] = {}
+    versions: dict[int, int] = {}
+    version = 0
+    for event in events:
+        if event.size:
+            g = gradient(points[event.worker], event.worker, event.step, event.size)
+            points[event.worker] = other.commit(event.worker, g, points[event.worker], version - versions[event.worker], 8)
+            version += 1
+        else:
+            points.setdefault(event.worker, start)
+        versions[event.worker] = version
+    np.testing.assert_allclose(theta, other.theta, atol=1e-4)
+
+
+def test_the_schedule_rises_and_falls_to_zero() -> None:
+    factors = [cosine(done, 1000) for done in range(1001)]
+    assert factors[0] < 0.06
+    assert max(factors) == pytest.approx(1, abs=0.01)
+    assert factors[1000] == 0
+    assert factors.index(max(factors)) in (19, 20)
+
+
+def test_a_round_takes_as_long_as_those_that_are_waited_for() -> None:
+    mixed, exponential = PROFILES["mixed"], PROFILES["exponential"]
+    all_, fast = (len(together.rounds(together.Team(kind), mixed, 8, 0, 300)) for kind in ("all", "fast"))
+    assert all_ == pytest.approx(300 / 3.2, rel=0.05)
+    assert fast == pytest.approx(300 / 1.06, rel=0.03)
+    few = together.rounds(together.Team("backup", first=6), exponential, 8, 0, 300)
+    assert len(few) > 1.8 * len(together.rounds(together.Team(), exponential, 8, 0, 300))
+    assert {len(one.parts) for one in few} == {6}
+    sizes = {size for one in together.rounds(together.Team("proportion"), mixed, 8, 0, 30) for _, _, size in one.parts}
+    assert sizes == {5, SIZES}
+
+
+@pytest.mark.parametrize("profile", [name for name in {**PROFILES, **SIMULATED} if name != "spot"])
+def test_the_time_of_a_run_is_that_in_which_workers_that_do_not_wait_make_the_gradients(profile: str) -> None:
+    limit = limit_of(Run("transformer", profile, 8, 0, 200, "ours", ""))
+    commits = [event for event in Clock({**PROFILES, **SIMULATED}[profile], 8, 0, Policy(), limit).events() if event.size]
+    assert len(commits) == pytest.approx(1600, rel=0.04)
+
+
+@pytest.mark.long
+def test_the_tasks_that_nothing_was_tuned_on_are_well_formed() -> None:
+    tagger, trees = Tagger(), Trees()
+    codes, kinds = tagger.batch(0, 1, 2)
+    assert codes.shape == kinds.shape == (16, LENGTH)
+    assert int(kinds.max()) < len(Tagger.KINDS)
+    graphs, hidden = trees.batch(0, 1, 2)
+    for (kinds_, parents), target in zip(graphs, hidden, strict=True):
+        assert ((kinds_ == 1) == (target != NOBODY)).all()
+        assert (target != NOBODY).any()
+        assert all(parent < place or place == 0 for place, parent in enumerate(parents.tolist()) if kinds_[place] > 0)
