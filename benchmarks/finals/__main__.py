@@ -10,7 +10,9 @@ import click
 import torch
 
 from benchmarks.finals import plan
+from benchmarks.finals.page import write_page
 from benchmarks.finals.runs import MODELS, Outcome, Run, make, stored
+from benchmarks.lib.results import Store
 from benchmarks.versus.models import Problem
 
 RESULTS = Path(__file__).parents[2] / "docs/results/versus"
@@ -26,6 +28,13 @@ def main(questions: tuple[str, ...], data: Path | None, processes: int) -> None:
     store = stored(RESULTS / "finals.json")
     missing = [run for run in plan.runs(questions or plan.QUESTIONS) if run not in store and (data or run.model != "convnet")]
     click.echo(f"{len(missing)} runs")
+    try:
+        _make_all(missing, data, processes, store)
+    finally:
+        click.echo(f"results: {write_page(stored(RESULTS / 'finals.json'), RESULTS)}")
+
+
+def _make_all(missing: list[Run], data: Path | None, processes: int, store: Store[Run, Outcome]) -> None:
     with ProcessPoolExecutor(processes) as pool:
         for future in as_completed({pool.submit(_make, run, data): run for run in missing}):
             run, outcome, seconds = future.result()

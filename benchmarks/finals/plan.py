@@ -69,6 +69,23 @@ QUESTIONS: Mapping[str, list[Run]] = {
 }
 
 
+NAMES = {
+    "": "today", SHARES: "shares alone", WAIT: "waits alone", f"{BOTH} common=True": "one s for all who wait",
+    BOTH.replace("200", "100"): "waits in the first 100 rounds", BOTH.replace("200", "0"): "waits to the end",
+    f"{BOTH} whole=False": "π compares with the share's step", BOTH: "in step: waits in the first 200 rounds",
+}  # fmt: skip
+
+
+def ours(settings: str) -> str:
+    """The settings of a run of this server."""
+    return f"rate={RATE} {settings}".strip()
+
+
+def named(settings: str) -> str:
+    """What is different with these settings; empty if that is in no table."""
+    return NAMES.get(settings.removeprefix(f"rate={RATE}").strip(), "")
+
+
 def runs(questions: Iterable[str]) -> list[Run]:
     """The runs for these questions, each once."""
     return list(dict.fromkeys(run for question in questions for run in QUESTIONS[question]))

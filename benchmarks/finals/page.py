@@ -1,0 +1,95 @@
+"""The page docs/results/versus/finals.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from benchmarks.finals import plan
+from benchmarks.finals.runs import KINDS, Outcome, Run
+from benchmarks.lib.page import table
+from benchmarks.lib.results import write
+
+Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
+DDP: Mapping[str, str] = {
+    "DDP, all": "", "without the slow": "team=fast", "in proportion": "team=proportion", "6 of 8": "team=backup first=6",
+}  # fmt: skip
+
+
+class Losses:
+    """Held-out losses at the end, by what was run, each with its seeds."""
+
+    def __init__(self, results: Mapping[Run, Outcome]) -> None:
+        self._found: dict[Cell, dict[int, float]] = {}
+        for run, outcome in results.items():
+            cell = (run.model, run.profile, run.workers, run.rounds, run.method, run.settings)
+            self._found.setdefault(cell, {})[run.seed] = math.inf if outcome.loss is None else outcome.loss
+
+    def of(self, *cell: object) -> list[float]:
+        """Of each seed, in order."""
+        found = self._found.get(cell, {})
+        return [found[seed] for seed in sorted(found)]
+
+    def best(self, where: Cell, method: str, settings: str) -> tuple[str, list[float]]:
+        """The rate with the lowest mean, among those with the most seeds, and its losses; empty if there is none."""
+        tried: dict[str, list[float]] = {}
+        for cell in self._found:
+            rate, _, rest = str(cell[5]).partition(" ")
+            if cell[:4] == where and cell[4] == method and rest == settings:
+                tried[rate.removeprefix("rate=")] = self.of(*cell)
+        if not tried:
+            return "", []
+        most = max(map(len, tried.values()))
+        return min(((rate, losses) for rate, losses in tried.items() if len(losses) == most), key=lambda one: mean(one[1]))
+
+
+def text(losses: Sequence[float], rate: str = "") -> str:
+    """The mean, its standard error and the number of seeds; the rate, if it was chosen."""
+    if not losses:
+        return ""
+    if not all(map(math.isfinite, losses)):
+        return "diverged"
+    error = f" ± {stdev(losses) / math.sqrt(len(losses)):.3f}" if len(losses) > 1 else ""
+    return f"**{mean(losses):.3f}**{error} ({len(losses)}{f'; {rate}' if rate else ''})"
+
+
+def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
+    """Writes the page, and returns its path."""
+    losses = Losses(results)
+    places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
+    parts = [_section(losses, *place) for place in places]
+    template = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
+    missing = sum(run not in results for run in plan.runs(plan.QUESTIONS))
+    page = folder / "finals.md"
+    write(page, template.format(missing=missing, tables="\n\n".join(parts), parts=_parts(losses, results)))
+    return page
+
+
+def _section(losses: Losses, model: str, workers: int, rounds: int) -> str:
+    heads = ["Cluster", "today", "in step", *DDP]
+    rows = []
+    for profile in KINDS:
+        where = (model, profile, workers, rounds)
+        cells = [
+            text(losses.of(*where, "ours", plan.ours(plan.TODAY))),
+            text(losses.of(*where, "ours", plan.ours(plan.BOTH))),
+        ]
+        for settings in DDP.values():
+            rate, found = losses.best(where, "rounds", settings)
+            cells.append(text(found, rate))
+        if any(cells):
+            rows.append([profile, *cells])
+    return f"## {model}, {workers} workers, {rounds} rounds\n\n" + table(heads, rows) if rows else ""
+
+
+def _parts(losses: Losses, results: Iterable[Run]) -> str:
+    tried = dict.fromkeys(run.settings for run in results if run.method == "ours")
+    heads = ["What is different", *plan.HARD]
+    rows = [
+        [name, *(text(losses.of("transformer", profile, 8, 200, "ours", settings)) for profile in plan.HARD)]
+        for name, settings in ((plan.named(each), each) for each in tried)
+        if name
+    ]
+    return table(heads, [row for row in rows if any(row[1:])])
