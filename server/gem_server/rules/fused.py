@@ -54,7 +54,8 @@ class Scalars(NamedTuple):
         pi_max: π_max.
         limit: The largest |g| that is applied; beyond it, g counts as 0.
         against: How much |θ_t − s| counts if θ has moved against Δ.
-        ahead: How many times a commit's movement s lies ahead of θ.
+        ahead: How many times the movement by a whole batch's step s lies ahead of θ.
+        share: w, how much of that step a commit moves θ.
     """
 
     eta: float
@@ -67,6 +68,7 @@ class Scalars(NamedTuple):
     limit: np.float32
     against: float
     ahead: float
+    share: float
 
 
 @compiled(fastmath={"reassoc", "contract"}, **_OPTIONS)
@@ -164,9 +166,9 @@ def _used(moved, delta, against):  # type: ignore[no-untyped-def]
 
 @compiled(**_OPTIONS)
 def _match(theta, block, snapshot, begin, end, scalars):  # type: ignore[no-untyped-def]
-    """Eq. 19 on [begin, end) for the step Δ in `block`, which is its own proxy: moves θ, and s ahead of it. `block` receives π.
+    """Eq. 19 on [begin, end) for the step Δ of a whole batch in `block`, which is its own proxy: moves θ, and s ahead of it. `block` receives π.
     Returns the sums of (κ·Δ)² and (θ_{t+1} − s)²."""
-    _, _, _, kappa, _, outside, pi_max, _, _, ahead = scalars
+    _, _, _, kappa, _, outside, pi_max, _, _, ahead, share = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
         delta, before, s = block[i - begin], theta[i], snapshot[i]
@@ -175,7 +177,7 @@ def _match(theta, block, snapshot, begin, end, scalars):  # type: ignore[no-unty
         factor = factor if factor > _ZERO else _ZERO  # also turns 0/0 into 0
         factor = factor if factor < pi_max else pi_max
         move = factor * delta
-        after = before + move
+        after = before + share * move
         block[i - begin] = factor if delta != _ZERO else _NO_PI
         theta[i] = after
         snapshot[i] = after + ahead * move
@@ -188,7 +190,7 @@ def _match(theta, block, snapshot, begin, end, scalars):  # type: ignore[no-unty
 def _update(theta, block, moment, snapshot, begin, end, scalars, snapshot_after):  # type: ignore[no-untyped-def]
     """Eqs. 24, 19 and 27 on [begin, end): updates m, θ and s with the gradient in `block`, which receives π. All arrays must be
     distinct, so that the loop vectorises. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
-    eta, mu, own, kappa, inside, outside, pi_max, limit, against, _ = scalars
+    eta, mu, own, kappa, inside, outside, pi_max, limit, against, _, _ = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
         delta = _delta(block[i - begin], eta, limit)
@@ -328,7 +330,7 @@ def gem_part(  # type: ignore[no-untyped-def]
         offsets: int64, shape (tensors + 1,): where each tensor lies.
         factors: float32, shape (tensors, 2): by what η and λ are multiplied in each tensor.
         edges: float32, shape (BINS,), from `bins.bin_edges`.
-        settings: float32, shape (10,): the values of `Scalars`. An array, because numba takes longer to accept ten numbers.
+        settings: float32, shape (11,): the values of `Scalars`. An array, because numba takes longer to accept as many numbers.
         optimizer: SGD if Δ = −η·g is matched with the proxy in `moment`; else the shared optimizer whose step is matched.
         numbers: float32: its `scalars`.
         decay, bound: float32: its weight decay λ, and the largest |Δ|.
@@ -355,7 +357,7 @@ def gem_part(  # type: ignore[no-untyped-def]
         rate, tensor_decay = settings[0] * factors[tensor, 0], decay * factors[tensor, 1]
         scalars = (  # in the order of `Scalars`
             rate, settings[1], settings[2], settings[3], settings[4], settings[5], settings[6], settings[7], settings[8],
-            settings[9],
+            settings[9], settings[10],
         )  # fmt: skip
         for start in range(max(first, begin), until, BLOCK):
             low, high = np.uint64(start), np.uint64(min(start + BLOCK, last))

@@ -131,6 +131,7 @@ class Gem(GradientRule):
             limit=self.largest,
             against=self.against,
             ahead=0.0,
+            share=1.0,
         )
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:

@@ -26,10 +26,10 @@ class GemAhead(GradientRule):
 
     `rules/specification.py` has these equations in NumPy. With n = τ + 1, at most four for each worker, and h = (n + 1)/2:
 
-        Δ = w times the n-th part of a step with the mean of n gradients (`rules/optimizers.py`)
+        Δ = the n-th part of a step with the mean of n gradients        (`rules/optimizers.py`)
         π = clip((κ·√n·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)           (Eqs. 19, 27; Δ is its own proxy)
-        θ_{t+1} = θ_t + π·Δ
-        s = θ_{t+1} + ρ·(n − 1)·k/(k + 1)·π·Δ/w                          what the worker gets, and computes its next gradient on
+        θ_{t+1} = θ_t + w·π·Δ
+        s = θ_{t+1} + ρ·(n − 1)·k/(k + 1)·π·Δ                            what the worker gets, and computes its next gradient on
 
     k is the sum of w/h over the commits so far: the first steps foretell little.
 
@@ -73,8 +73,8 @@ class GemAhead(GradientRule):
         numbers = np.array(self._optimizer.scalars(age, count, rule_input.weight), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
         step = Step(moments, self._optimizer.code, numbers, self._decay, self._bound(self.pi_max))
-        ahead = self._optimizer.reach * rule_input.delay * age / (age + 1) / rule_input.weight
-        scalars = self._scalars(self.learning_rate * rule_input.factor * rule_input.weight, count, ahead)
+        ahead = self._optimizer.reach * rule_input.delay * age / (age + 1)
+        scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead, rule_input.weight)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
     def _aged(self, rule_input: RuleInput, count: float) -> float:
@@ -84,7 +84,7 @@ class GemAhead(GradientRule):
         numbers["age"] = (before if before >= 0 else rule_input.version) + weight / self._optimizer.span(count, weight)
         return numbers["age"]
 
-    def _scalars(self, eta: float, count: float, ahead: float) -> Scalars:
+    def _scalars(self, eta: float, count: float, ahead: float, share: float) -> Scalars:
         return Scalars(
             eta=eta,
             mu=0.0,
@@ -96,4 +96,5 @@ class GemAhead(GradientRule):
             limit=self.largest,
             against=1.0,
             ahead=ahead,
+            share=share,
         )

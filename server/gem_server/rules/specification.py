@@ -59,7 +59,7 @@ def adam(
     second = f(beta2) * second + f((1 - beta2) * weight) * gradient * gradient
     mean = first * f(correct1)
     square = second * f(correct2) + f(count - 1) * (mean * mean)
-    return -f(eta * weight) * (mean / (np.sqrt(square) + epsilon) + decay * theta), first, second
+    return -f(eta) * (mean / (np.sqrt(square) + epsilon) + decay * theta), first, second
 
 
 def lion(
@@ -70,19 +70,20 @@ def lion(
     f, part = np.float32, weight / spanned(count, beta2, weight)
     beta1, beta2 = beta1**part, beta2**part
     sign = f(1 / np.sqrt(count)) * np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
-    return -f(eta * weight) * (sign + decay * theta), f(beta2) * moment + f(1 - beta2) * gradient
+    return -f(eta) * (sign + decay * theta), f(beta2) * moment + f(1 - beta2) * gradient
 
 
 def match(
     theta: Vector, snapshot: Vector, delta: Vector, age: float, count: float, delay: float,
     kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float, weight: float = 1.0,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """Matches the step Δ of an optimizer, its own proxy, with n = `count`: θ_{t+1}, the new s, and π. `delay` sums the weights
-    of the commits while the worker computed: n − 1 if all are 1."""
+    """Matches the step Δ of an optimizer with a whole batch, its own proxy, with n = `count`: θ_{t+1}, the new s, and π. `delay`
+    sums the weights of the commits while the worker computed: n − 1 if all are 1."""
     f = np.float32
-    ahead = f(reach * delay * age / (age + 1) / weight)
+    ahead = f(reach * delay * age / (age + 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         pi = (f(kappa * np.sqrt(count)) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), f(0), pi_max)
     move = pi * delta
-    return theta + move, theta + move + ahead * move, pi
+    after = theta + f(weight) * move
+    return after, after + ahead * move, pi
