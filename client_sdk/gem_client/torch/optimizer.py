@@ -455,7 +455,7 @@ class Optimizer(torch.optim.Optimizer):
                 )
 
     def _follow_server(self) -> None:
-        """Takes the rate of the version. A new lease may come with other hyperparameters, from a server that was restarted."""
+        """Takes the rate of that θ. A new lease may come with other hyperparameters, from a server that was restarted."""
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
             if self._brought.choice is not None:
@@ -464,7 +464,7 @@ class Optimizer(torch.optim.Optimizer):
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()
             self._generation = self._base.generation
-        self._rate = rate(self._settings, self._base.version)
+        self._rate = rate(self._settings, self._base.progress)
         self._show_rates()
 
     def _show_rates(self) -> None:
