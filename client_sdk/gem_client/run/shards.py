@@ -148,16 +148,15 @@ class Shards:
 
     @property
     def most_batches(self) -> int | None:
-        """Upper bound of the batches that this worker can still get, if none comes twice; None in a run without a limit. Other
-        workers get some of them, unless each worker has its own shards."""
-        settings = self._member.hyperparameters
+        """Upper bound of the batches that this worker can still get, if none comes twice and all are whole; None in a run
+        without a limit. Other workers get some of them, unless each worker has its own shards."""
+        settings, batch = self._member.hyperparameters, self._whole_batch
         limits = []
         if settings.steps:
             limits.append(max(0, settings.steps - self._member.steps_done) * self.batches_per_commit)
         if settings.epochs:
-            smallest = self._size(settings.smallest_share if self._cuts else 1.0)
             whole, rest = divmod(self._samples, settings.shard_size)
-            limits.append(settings.epochs * (whole * -(-settings.shard_size // smallest) + -(-rest // smallest)))
+            limits.append(settings.epochs * (whole * -(-settings.shard_size // batch) + -(-rest // batch)))
         return min(limits, default=None)
 
     @property
