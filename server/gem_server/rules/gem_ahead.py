@@ -17,7 +17,6 @@ from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, match_energy
 from gem_server.rules.gradient_rule import GradientRule
 
-_MOST = 4  # of n for each worker: with overlap n is two for each, and staleness varies
 _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 
 
@@ -62,7 +61,7 @@ class GemAhead(GradientRule):
         return _NUMBERS
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
-        count = min(rule_input.staleness + 1, _MOST * rule_input.workers)
+        count = rule_input.count
         age = self._aged(rule_input, count)
         numbers = np.array(self._optimizer.scalars(age, count), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
@@ -71,14 +70,14 @@ class GemAhead(GradientRule):
         scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
-    def _aged(self, rule_input: RuleInput, count: int) -> float:
+    def _aged(self, rule_input: RuleInput, count: float) -> float:
         """k, the sum of 1/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
         numbers = rule_input.shared.numbers
         before = numbers.get("age", -1.0)
         numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / self._optimizer.span(count)
         return numbers["age"]
 
-    def _scalars(self, eta: float, count: int, ahead: float) -> Scalars:
+    def _scalars(self, eta: float, count: float, ahead: float) -> Scalars:
         return Scalars(
             eta=eta,
             mu=0.0,
