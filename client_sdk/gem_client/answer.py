@@ -15,14 +15,11 @@ class Base(NamedTuple):
         version: Its version; with several servers, that of range 0.
         generation: The number of the lease that the session held then.
         peer_versions: The versions of ranges 1, 2, …; empty if one server holds everything.
-        progress: The commits applied by then, each counted by its share of a batch; with several servers, that of range 0. The
-            schedule of the learning rate follows it.
     """
 
     version: int
     generation: int
     peer_versions: tuple[int, ...] = ()
-    progress: float = 0.0
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ class Session:
     @property
     def learning_rate(self) -> float:
         """η_t of the θ handed out last, which is the rate of local steps. Raises InvalidRequest before `join`."""
-        return rate(self.hyperparameters, self._commits.handed_out.progress)
+        return rate(self.hyperparameters, self._commits.progress)
 
     @property
     def batch_share(self) -> float:

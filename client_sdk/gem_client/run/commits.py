@@ -24,16 +24,17 @@ class Commits:
 
     Attributes:
         handed_out: Identifies the θ that the caller got last.
+        progress: The commits in it, each counted by its share of a batch, which the schedule follows.
     """
 
     def __init__(self, member: Membership, shards: Shards) -> None:
         self._member = member
         self._shards = shards
-        self.handed_out = Base(0, 0)
+        self.handed_out, self.progress = Base(0, 0), 0.0
 
     def hand_out(self) -> Vector:
         """Returns θ as last received, which the next gradient is computed on."""
-        self.handed_out = self._member.base
+        self.handed_out, self.progress = self._member.base, self._member.progress
         return self._member.theta
 
     def pack(

@@ -119,8 +119,12 @@ class Membership:
     @property
     def base(self) -> Base:
         """Identifies `theta`, for the commit that is computed on it."""
-        peers = tuple(peer.version for peer in self.links.peers)
-        return Base(self.version, self.generation, peers, self.links.lead.progress)
+        return Base(self.version, self.generation, tuple(peer.version for peer in self.links.peers))
+
+    @property
+    def progress(self) -> float:
+        """The commits in `theta`, each counted by its share of a batch: in that of range 0."""
+        return self.links.lead.progress
 
     @property
     def steps_done(self) -> int:
