@@ -16,12 +16,11 @@ _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in 
 
 
 class WorkerMetrics:
-    """`gem_worker_step_seconds{phase}`, `gem_worker_loss`, `gem_worker_learning_rate` and `gem_worker_batch_share`, in the
-    given registry.
+    """`gem_worker_step_seconds{phase}`, `gem_worker_loss` and `gem_worker_learning_rate`, in the given registry.
 
     Phases: "data" (waiting for a batch), "compute" (forward and backward pass, and simulated compute time), "exchange" (sending
     a commit and receiving θ). All workers of a process share one instance, from several threads: their times add up, and the
-    other metrics are those of the worker that finished a batch last.
+    loss and the learning rate are those of the worker that finished a batch last.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -30,7 +29,6 @@ class WorkerMetrics:
         )
         self._loss = Gauge("gem_worker_loss", "Training loss of the process's last batch.", registry=None)
         self._rate = Gauge("gem_worker_learning_rate", "Largest learning rate of the process's last step.", registry=None)
-        self._share = Gauge("gem_worker_batch_share", "Share of a whole batch of the process's last step.", registry=None)
         self._registry, self._shown, self._lock = registry, False, threading.Lock()
 
     @contextmanager
@@ -56,15 +54,13 @@ class WorkerMetrics:
         samples = [sample for metric in self._seconds.collect() for sample in metric.samples]
         return {sample.labels["phase"]: sample.value for sample in samples if sample.name.endswith("_sum")}
 
-    def trained(self, loss: float, learning_rate: float, share: float = 1.0) -> None:
-        """Sets the loss of the last batch, the share of a whole one that it had, and the learning rate of the last step. The
-        metrics appear with the first batch: a loss of 0 would look like the lowest of all."""
+    def trained(self, loss: float, learning_rate: float) -> None:
+        """Sets the loss of the last batch, and the learning rate of the last step. Both metrics appear with the first batch: a
+        loss of 0 would look like the lowest of all."""
         self._loss.set(loss)
         self._rate.set(learning_rate)
-        self._share.set(share)
         with self._lock:
             if not self._shown:
                 self._registry.register(self._loss)
                 self._registry.register(self._rate)
-                self._registry.register(self._share)
                 self._shown = True

@@ -74,7 +74,7 @@ def train(
                 value = loss.item()  # waits for the device
             with metrics.phase("exchange"):
                 _skip_if_too_large(partial(optimizer.step, loss=value))
-            metrics.trained(value, max(float(group["lr"]) for group in optimizer.param_groups), share)
+            metrics.trained(value, max(float(group["lr"]) for group in optimizer.param_groups))
         if overlap or session.batches_per_commit > 1:
             with metrics.phase("exchange"):
                 _skip_if_too_large(optimizer.finish)
