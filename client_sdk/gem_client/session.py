@@ -86,7 +86,13 @@ class Session:
     @property
     def learning_rate(self) -> float:
         """η_t of the θ handed out last, which is the rate of local steps. Raises InvalidRequest before `join`."""
-        return rate(self.hyperparameters, self._commits.progress)
+        return rate(self.hyperparameters, self.progress)
+
+    @property
+    def progress(self) -> float:
+        """The commits in the θ handed out last, each counted by its share of a batch; with several servers, those of range 0.
+        The schedule of the learning rate follows it."""
+        return self._commits.progress
 
     @property
     def batch_share(self) -> float:

@@ -12,6 +12,7 @@ import torch
 from gem_api.errors import InvalidRequest, RejectedCommit
 from gem_api.hyperparameters import decay_of_workers
 from gem_api.layout import NAME_TENSORS, Vector
+from gem_api.schedule import rate
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -467,7 +468,7 @@ class Optimizer(torch.optim.Optimizer):
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()
             self._generation = self._base.generation
-        self._rate = self._session.learning_rate
+        self._rate = rate(self._settings, self._session.progress)
         self._show_rates()
 
     def _show_rates(self) -> None:
