@@ -1,14 +1,16 @@
-"""A worker's shards over the server's own ledger, without a server between them."""
+"""A worker's shards over the server's own ledger, without a server between them; and servers that ask for a share."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
+from gem_client.run.link import Link
 from gem_client.run.pending_commit import Batch
 from gem_client.run.shards import Shards
 from gem_server.core.shards import NoShard, ShardLedger
@@ -76,3 +78,31 @@ def commit(shards: Shards, member: Member, batches: int | None = None) -> tuple[
         return [], share
     shards.committed(claimed)
     return claimed, share
+
+
+class Asking(NamedTuple):
+    """A server that asks each worker for the same share, and counts commits by theirs.
+
+    Attributes:
+        answer: What every CommitResult says: `batch_share` and `progress`. Empty: as an older server.
+        told: The shares in the headers of the commits.
+    """
+
+    answer: dict[str, float]
+    told: list[float]
+
+
+def asking_for_half(monkeypatch: pytest.MonkeyPatch) -> Asking:
+    """Has every server ask for half of a batch until `answer` is changed."""
+    asks, attempt = Asking({"batch_share": 0.5}, []), Link.attempt
+
+    def answered(self: Link, header: pb.CommitHeader, *arguments: Any) -> pb.CommitResult:
+        asks.told.append(header.batch_share)
+        result = attempt(self, header, *arguments)
+        for name in ("batch_share", "progress"):
+            result.ClearField(name)
+            setattr(result, name, asks.answer.get(name, 0.0))
+        return result
+
+    monkeypatch.setattr(Link, "attempt", answered)
+    return asks

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from client.sampler_helpers import Numbers, joined, settings, train_each
+from client.share_helpers import Asking, asking_for_half
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import rate
-from gem_api.v1 import training_pb2 as pb
 from gem_client import InvalidRequest, connect
-from gem_client.run.link import Link
 from gem_client.torch import Optimizer, ShardSampler
 from kit.model import GRADIENT
 from kit.server import config, serving
@@ -23,32 +22,9 @@ SHARED = settings(smallest_share=1 / 16, shard_size=64)  # whole batches of 4 sa
 FALLING = {"schedule": "cosine", "decay_versions": 10}
 
 
-class Asking(NamedTuple):
-    """A server that asks each worker for the same share, and counts commits by theirs.
-
-    Attributes:
-        answer: What every CommitResult says: `batch_share` and `progress`. Empty: as an older server.
-        told: The shares in the headers of the commits.
-    """
-
-    answer: dict[str, float]
-    told: list[float]
-
-
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch) -> Asking:
-    asks, attempt = Asking({"batch_share": 0.5}, []), Link.attempt
-
-    def answered(self: Link, header: pb.CommitHeader, *arguments: Any) -> pb.CommitResult:
-        asks.told.append(header.batch_share)
-        result = attempt(self, header, *arguments)
-        for name in ("batch_share", "progress"):
-            result.ClearField(name)
-            setattr(result, name, asks.answer.get(name, 0.0))
-        return result
-
-    monkeypatch.setattr(Link, "attempt", answered)
-    return asks
+    return asking_for_half(monkeypatch)
 
 
 def test_the_next_batch_follows_the_last_commits_result_and_a_new_lease_begins_with_whole_ones(asking: Asking) -> None:
