@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_a_worker_that_is_three_times_slower_gets_batches_of_about_a_third_and_c
                 known, limits = run_hyperparameters(live.address, Retry()), StepLimits(SECONDS[name])
                 return train(Line(), session, known, WorkerMetrics(CollectorRegistry()), limits=limits)
 
-        workers = {name: in_background(lambda name=name: work(name)) for name in SECONDS}
+        workers = {name: in_background(partial(work, name)) for name in SECONDS}
         commits = {name: worker.result(120) for name, worker in workers.items()}
         assert live.on_loop(lambda: live.core.complete)
         assert live.on_loop(lambda: live.core.samples_committed) == epochs * SAMPLES
