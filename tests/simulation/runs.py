@@ -40,3 +40,13 @@ def some_optimizer(settings: Hyperparameters, random: Random) -> tuple[Hyperpara
         schedule = Schedule("step", 3, 0.1, 5, 0.5) if random.random() < 0.5 else None
         return settings, OptimizerChoice(optimizer, schedule=schedule)
     return replace(settings, optimizer=optimizer), None
+
+
+def some_shares(settings: Hyperparameters, choice: OptimizerChoice | None, random: Random) -> Hyperparameters:
+    """In many runs batches are as large as workers are fast, if the rule can count their shares."""
+    shared = replace(settings, smallest_share=0.25)
+    try:
+        rule_of(replace(shared, optimizer=choice.optimizer if choice else settings.optimizer))
+    except ValueError:
+        return settings
+    return shared if random.random() < 0.6 else settings

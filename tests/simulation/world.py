@@ -23,7 +23,7 @@ from simulation.disk import PowerFailure
 from simulation.everywhere import Everywhere
 from simulation.host import Setup
 from simulation.machine import Machine
-from simulation.runs import EPOCHS, some_optimizer, some_settings
+from simulation.runs import EPOCHS, some_optimizer, some_settings, some_shares
 from simulation.truth import Known, Truth, require
 
 UNIT = 4  # elements: a range begins at a multiple of this here
@@ -71,6 +71,7 @@ class World:
 
     def __init__(self, seed: int, folder: Path, count: int = 1, clients: int = 3, backups: int = 1) -> None:
         self.random = random = Random(seed)
+        self._shares = Random(f"{seed}: the shares")
         self.network: list[Request | Response] = []
         self.count, self._names, self._ids, self.went_back = count, clients, 0, 0
         self._again = 0.3 if count == 1 else CALM_AGAIN  # each repeat may end a lease: several servers would get nowhere
@@ -82,7 +83,7 @@ class World:
         self._complete: Backup | None = None  # the last one
         self._loses_disk = random.random() < 0.15 and count > 1
         settings, choice = some_optimizer(some_settings(random, count > 1), Random(f"{seed}: the optimizer"))
-        setup = Setup(settings, choice, LAYOUT)
+        setup = Setup(some_shares(settings, choice, self._shares), choice, LAYOUT)
         if count == 1:
             setup = replace(setup, unlogged=random.choice([0.0, 0.0, 0.5]), memory_limit=self._some_memory_limit(setup))
         if setup.unlogged:
@@ -90,7 +91,7 @@ class World:
         self.machines = [self._new_machine(setup, folder / str(index), index) for index in range(count)]
 
     def _new_client(self, name: str) -> Client:
-        return Client(name, self.random, self.random.random() < 0.3, self._parts, self.truth)
+        return Client(name, self.random, self.random.random() < 0.3, self._parts, self.truth, self._shares)
 
     def _new_machine(self, setup: Setup, folder: Path, index: int) -> Machine:
         folder.mkdir()
