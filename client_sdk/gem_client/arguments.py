@@ -33,13 +33,15 @@ def require_connection(name: Any, retry: Any, timeout: Any) -> None:
         raise InvalidRequest(f"timeout is a number of seconds above 0, not {timeout!r}")
 
 
-def require_figures(loss: Any, samples: Any, batches: Any, base: Any) -> None:
+def require_figures(loss: Any, samples: Any, batches: Any, base: Any, share: Any) -> None:
     """Raises InvalidRequest, with what to write, if an argument of a commit is not what its type says."""
     if loss is not None and not is_number(loss):
         raise InvalidRequest(f"loss is a number, such as loss.item(), not {loss!r}")
     for name, count in (("samples", samples), ("batches", batches)):
         if count is not None and not (isinstance(count, Integral) and int(count) >= 0):
             raise InvalidRequest(f"{name} is a whole number, at least 0, not {count!r}")
+    if share is not None and not (is_number(share) and 0 < float(share) <= 1):
+        raise InvalidRequest(f"share is the share of a whole batch, above 0 and at most 1, not {share!r}")
     if not (base is None or isinstance(base, Base)):
         raise InvalidRequest(f"base is what the session's property `base` was when the gradient was computed, not {base!r}")
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
-from gem_api.errors import GemError, InvalidRequest, RejectedCommit
+from gem_api.errors import GemError, InvalidRequest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Group, Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
@@ -25,7 +25,7 @@ from gem_client.answer import Answer, Base
 from gem_client.arguments import require_evaluation, require_figures
 from gem_client.card import card
 from gem_client.plain_errors import plain_errors
-from gem_client.run.commit_span import begin_span
+from gem_client.run.commits import Commits
 from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
 from gem_client.run.pending_commit import PendingCommit
@@ -57,7 +57,6 @@ class Session:
         self.name = caller.name
         self.read_version = 0
         self._pull_only_reads = False
-        self._handed_out = Base(0, 0)
         # For work while the caller computes: a commit under way, shards. Only one task at a time uses the connection.
         self._lock = threading.RLock()
         self._side = SideThread("gem-session-side", self._lock)
@@ -65,6 +64,7 @@ class Session:
         self._caller = caller
         self._member = Membership(address, caller)
         self._shards = Shards(self._member, self._side, self._wait_for_commit)
+        self._commits = Commits(self._member, self._shards)
 
     # -- what the caller may read
 
@@ -85,8 +85,22 @@ class Session:
 
     @property
     def learning_rate(self) -> float:
-        """η_t at the version handed out last, which is the rate of local steps. Raises InvalidRequest before `join`."""
-        return rate(self.hyperparameters, self._handed_out.version)
+        """η_t of the θ handed out last, which is the rate of local steps. Raises InvalidRequest before `join`."""
+        return rate(self.hyperparameters, self.progress)
+
+    @property
+    def progress(self) -> float:
+        """The commits in the θ handed out last, each counted by its share of a batch; with several servers, those of range 0.
+        The schedule of the learning rate follows it."""
+        return self._commits.progress
+
+    @property
+    def batch_share(self) -> float:
+        """The share of a whole batch that the next gradient should have, so that it takes about as long as the fastest
+        worker's: as of the last commit. 1 before it, with a new lease, with local steps or deltas, and if `smallest_share`
+        is 1. `shards` follow it. A loop that cuts its own batches to it tells `commit` their `share`; others need not ask.
+        Raises InvalidRequest before `join`."""
+        return self._shards.batch_share
 
     @property
     def layout(self) -> Layout:
@@ -128,7 +142,7 @@ class Session:
     @property
     def base(self) -> Base:
         """Identifies the θ handed out last, for `commit`."""
-        return self._handed_out
+        return self._commits.handed_out
 
     @property
     def steps_done(self) -> int:
@@ -216,7 +230,7 @@ class Session:
                 self._member.forget()
                 raise
             self._pull_only_reads, self._shards.batches_per_step = pull_only_reads, batches_per_step
-            return self._hand_out()
+            return self._commits.hand_out()
 
     @plain_errors
     def pull(self) -> Vector:
@@ -277,7 +291,7 @@ class Session:
         self._member.require_usable()
         with self._lock:
             self._member.pull_under_lease()
-            return self._hand_out()
+            return self._commits.hand_out()
 
     @plain_errors
     def commit(
@@ -290,6 +304,7 @@ class Session:
         base: Base | None = None,
         kind: UpdateKind = "gradient",
         decay: bool = True,
+        share: float | None = None,
     ) -> Answer:
         """Sends a gradient (or a delta) to be applied, and returns the new θ. With an optimizer on the server that is a point
         ahead of θ, for the next gradient. Takes one round trip.
@@ -308,6 +323,8 @@ class Session:
             kind: "gradient", or "delta" (the parameters after local steps minus those before). The run takes only one of the
                 two: see `update_kind`.
             decay: Whether to add the weight decay to a gradient. Pass False if the gradient contains it already.
+            share: The share of a whole batch that the gradient was computed on, above 0 and at most 1. It counts by that if
+                the run's `smallest_share` is below 1. The default is that of the batches that the commit covers, or else 1.
 
         Returns:
             The new θ and what the rule made of the gradient.
@@ -322,12 +339,10 @@ class Session:
             TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._member.require_usable()
-        require_figures(loss, samples, batches, base)
+        require_figures(loss, samples, batches, base, share)
         with self._lock:
-            update = self._member.pack(gradient, kind, decay)
-            claimed = self._shards.claim(batches)
-            span = begin_span(self.name, self.transport)
-            return self._commit(PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed, span=span))
+            commit = PendingCommit(kind, loss, samples, base or self.base)
+            return self._commits.make(self._commits.pack(commit, gradient, batches, decay, share))
 
     @plain_errors
     def begin_commit(
@@ -340,6 +355,7 @@ class Session:
         base: Base | None = None,
         kind: UpdateKind = "gradient",
         decay: bool = True,
+        share: float | None = None,
     ) -> None:
         """Starts a commit and returns at once; `finish_commit` returns its result. Until then, leave `gradient` and `theta`
         alone. The arguments are those of `commit`.
@@ -351,16 +367,14 @@ class Session:
             LayoutMismatch: The shape of the gradient is not the model's.
         """
         self._member.require_usable()
-        require_figures(loss, samples, batches, base)
+        require_figures(loss, samples, batches, base, share)
         if self._under_way is not None or not self._member.request.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._lock:
-            update = self._member.pack(gradient, kind, decay)
-            claimed = self._shards.claim(batches)
-        span = begin_span(self.name, self.transport)
-        commit = PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed, span=span)
-        self._under_way = self._side.submit(self._commit, commit)
-        self._under_way.add_done_callback(lambda done: span.failed(CancelledError()) if done.cancelled() else None)
+            commit = PendingCommit(kind, loss, samples, base or self.base)
+            self._commits.pack(commit, gradient, batches, decay, share)
+        self._under_way = self._side.submit(self._commits.make, commit)
+        self._under_way.add_done_callback(lambda done: commit.span.failed(CancelledError()) if done.cancelled() else None)
 
     @plain_errors
     def finish_commit(self) -> Answer | None:
@@ -460,39 +474,6 @@ class Session:
     def add_to_window(self, batches: int) -> None:
         """The loop made a local step with its last `batches` batches: the next commit covers them too."""
         self._shards.add_to_window(batches)
-
-    # -- one commit
-
-    def _commit(self, commit: PendingCommit) -> Answer:
-        try:
-            answer = self._committed(commit)
-        except BaseException as error:
-            commit.span.failed(error)
-            raise
-        commit.span.answered(answer)
-        return answer
-
-    def _committed(self, commit: PendingCommit) -> Answer:
-        try:
-            result = self._member.commit(commit)
-        except RejectedCommit:
-            self._shards.committed(commit.batches)  # it would be rejected every time: a caller that continues leaves it out
-            self._hand_out()  # of several servers, those that did not reject it have sent a new θ
-            raise
-        except BaseException:
-            self._shards.lost(commit.batches)  # it may have arrived or not: better to train on the batches twice than never
-            raise
-        theta = self._hand_out()
-        if result is None:
-            self._shards.lost(commit.batches)
-            return Answer(theta, self.version, lost=True)
-        self._shards.committed(commit.batches)
-        pi_median = result.pi.median if result.HasField("pi") else None
-        return Answer(theta, self.version, result.staleness, pi_median, discarded=result.discarded)
-
-    def _hand_out(self) -> Vector:
-        self._handed_out = self._member.base
-        return self._member.theta
 
     def _wait_for_commit(self) -> None:
         """Waits for the commit under way, if there is one; `finish_commit` still returns its result."""

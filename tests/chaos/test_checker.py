@@ -119,7 +119,7 @@ def commit_to_lead_alone(session: gem_client.Session, gradient: Any) -> None:
 
     member.links.at_once = to_lead  # type: ignore[method-assign]
     with contextlib.suppress(KeyboardInterrupt):
-        member.commit(PendingCommit(gradient, "gradient", None, 1, session.base))
+        member.commit(PendingCommit("gradient", None, 1, session.base, gradient))
     member.links.stop()
     member.links.close()
 

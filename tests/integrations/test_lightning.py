@@ -13,11 +13,13 @@ import gem_client
 import pytest
 import pytorch_lightning as pl
 import torch
+from client.share_helpers import asking_for_half
 from gem_client import InvalidRequest, Session
 from gem_client.lightning import GemCallback, _callback
 from gem_client.torch import Optimizer
 from integrations.trainer_helpers import (
     BATCH,
+    CUT,
     PLAIN,
     RUN,
     SAMPLES,
@@ -116,6 +118,18 @@ def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(
         assert torch.equal(flat(module), theta(live))
         assert workers(live) == []
         assert data.loss(module.network) < before
+
+
+def test_batches_follow_the_share_that_the_server_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking, data = asking_for_half(monkeypatch), Sums()
+    with serving(config(CUT)) as live, worker(live) as (session, gem):
+        module = Module(lambda module: Optimizer(module.named_parameters(), session, batches_per_step=2))
+        trainer(gem, accumulate_grad_batches=2).fit(module, gem.loader(data))
+        assert set(data.read.values()) == {2}
+        assert completed(live) == 2 * SAMPLES
+    assert asking.told[0] == 1
+    assert set(asking.told[2:]) <= {0.5, 0.25}  # the last step of a pass may have one batch
+    assert sum(asking.told) * 2 * BATCH == 2 * SAMPLES
 
 
 def test_a_schedule_on_the_inner_optimizer_is_followed() -> None:

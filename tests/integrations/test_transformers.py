@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from client.share_helpers import asking_for_half
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, OptimizerChoice, Session
 from gem_client.torch import Optimizer, ShardSampler
 from gem_client.transformers import GemTrainerMixin
 from integrations.trainer_helpers import (
     BATCH,
+    CUT,
     PLAIN,
     RUN,
     SAMPLES,
@@ -120,6 +122,20 @@ def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(
         assert torch.equal(trained, theta(live))
         assert workers(live) == []
         assert data.loss(model.network) < before
+
+
+def test_batches_follow_the_share_that_the_server_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking, data, model = asking_for_half(monkeypatch), Sums(True), Model()
+    with (
+        serving(config(CUT)) as live,
+        worker(live, tmp_path, model, data, "server", gradient_accumulation_steps=2) as (_, trainer),
+    ):
+        trainer.train()
+        assert set(data.read.values()) == {2}
+        assert completed(live) == 2 * SAMPLES
+    assert asking.told[0] == 1
+    assert set(asking.told[2:]) <= {0.5, 0.25}  # the last step of a pass may have one batch
+    assert sum(asking.told) * 2 * BATCH == 2 * SAMPLES
 
 
 def test_one_worker_does_what_the_trainer_does_without_a_server(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 SAMPLES, SHARD, BATCH = 96, 32, 8
 RUN = Hyperparameters(epochs=2, shard_size=SHARD, batch_size=BATCH)
+CUT = Hyperparameters(epochs=2, shard_size=SHARD, batch_size=BATCH, smallest_share=1 / 16)
 PLAIN = Hyperparameters(rule="downpour", learning_rate=0.1, epochs=2, shard_size=SHARD, batch_size=BATCH)
 
 

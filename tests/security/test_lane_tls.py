@@ -115,7 +115,7 @@ def test_a_lane_that_another_thread_closes_stays_encrypted(live: Live, shown: di
             yield half
 
         closing: list[Any] = []
-        commit = PendingCommit(np.empty(0, np.float32), "gradient", None, 0, session.base, sequence=1)
+        commit = PendingCommit("gradient", None, 0, session.base, sequence=1)
         header = session._member.links.lead._header(commit)
         with pytest.raises(ServerUnavailable):
             lane.exchange(header, 2 * half.size, pieces(), np.empty(GRADIENT.size, np.float32), lambda _: FLOAT32)

@@ -43,8 +43,8 @@ pace_options = together(
         "step_seconds",
         type=Number(0),
         default=0.0,
-        help="Simulated compute time: the minimum time for one gradient; the worker sleeps for the rest. With "
-        "batch_variation it is in proportion to the batch. For experiments on machines with few cores.",
+        help="Simulated compute time: the minimum time for the gradient of a whole batch; the worker sleeps for the rest. With "
+        "batch_variation or smallest_share it is in proportion to the batch. For experiments on machines with few cores.",
     ),
     setting(
         "turns",

@@ -90,6 +90,8 @@ class Link:
         part: Which part of θ the server holds.
         registration: The server's response to the last registration; None before the first.
         version: Version of the part of θ that was received last.
+        progress: The commits in it, each counted by its share of a batch.
+        batch_share: The share of a whole batch that the server wants the next gradient to have; 1 until it says so.
         steps_done: Commits that this server has applied under the worker's name in this run.
     """
 
@@ -102,6 +104,8 @@ class Link:
         self._renewed = False
         self.registration: pb.RegisterWorkerResponse | None = None
         self.version = 0
+        self.progress = 0.0
+        self.batch_share = 1.0
         self.steps_done = 0
         self._encoder: Encoder | None = None
         self._held: HeldTheta | None = None
@@ -123,6 +127,10 @@ class Link:
         everything."""
         return whole if self.part.whole else whole[self._bounds]
 
+    def holds(self, version: int, progress: float) -> None:
+        """Notes which part of θ was received last. An older server sends no `progress`: it counts every commit as one."""
+        self.version, self.progress = version, progress or float(version)
+
     def require_part(self, held: tensors_pb2.TensorLayout) -> None:
         """Raises InvalidRequest unless the server holds the part that this link is for."""
         if (held.range_begin, held.range_end) == (self._bounds.start, self._bounds.stop):
@@ -141,6 +149,7 @@ class Link:
     def registered(self, registration: pb.RegisterWorkerResponse) -> None:
         """Takes a new lease, and renews it in the background until `leave`."""
         self.registration, self.steps_done, self._held = registration, registration.steps_done, None
+        self.batch_share = 1.0
         self.connection.keep_alive(registration.lease_id, registration.lease_seconds / 3, self.caller.standing)
         self._renewed = True
 
@@ -183,7 +192,8 @@ class Link:
             commit.answered.add(self.part.index)
             raise
         commit.answered.add(self.part.index)
-        self.version = result.base_version
+        self.holds(result.base_version, result.progress)
+        self.batch_share = result.batch_share or 1.0
         self.steps_done += 1
         return result
 
@@ -243,6 +253,7 @@ class Link:
             layout_fingerprint=registration.layout_fingerprint,
             loss=None if commit.loss is None else float(commit.loss),
             sample_count=samples,
+            batch_share=commit.share,
             update_kind=KINDS[commit.kind],
             traceparent=commit.span.traceparent,
             tracestate=commit.span.tracestate,
@@ -278,7 +289,7 @@ class Link:
         link.part, link._bounds, link._encoder = self.part, self._bounds, self._encoder
         if self._renewed and self.registration is not None:
             link.registered(self.registration)
-        link.version = self.version
+        link.version, link.progress, link.batch_share = self.version, self.progress, self.batch_share
         return link
 
     def abort(self) -> None:

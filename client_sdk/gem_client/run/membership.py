@@ -52,6 +52,7 @@ class Membership:
         caller: How to call the servers.
 
     Attributes:
+        name: The worker's name.
         links: The links to the servers. Those to the servers that do not lead are made when the lead has named them.
         layout: The run's tensors, all of them; None until they are known.
         theta: θ as last received, float32, shape (P,).
@@ -64,7 +65,7 @@ class Membership:
 
     def __init__(self, address: str, caller: Caller) -> None:
         self._caller = caller
-        self._name = caller.name
+        self.name = caller.name
         self._process = os.getpid()
         self.links = Links(address, caller)
         self._registration: pb.RegisterWorkerResponse | None = None
@@ -121,6 +122,11 @@ class Membership:
         return Base(self.version, self.generation, tuple(peer.version for peer in self.links.peers))
 
     @property
+    def progress(self) -> float:
+        """The commits in `theta`, each counted by its share of a batch: in that of range 0."""
+        return self.links.lead.progress
+
+    @property
     def steps_done(self) -> int:
         """Number of commits applied under the worker's name in this run."""
         return self.links.lead.steps_done
@@ -153,7 +159,7 @@ class Membership:
             log.warning(
                 "%s: SGD on the server makes this run's steps, and an optimizer of this worker is not used. To use it, join "
                 'with choice=OptimizerChoice("worker"), or start the server with --optimizer worker',
-                self._name,
+                self.name,
             )
 
     def warn_if_idle(self) -> None:
@@ -161,7 +167,7 @@ class Membership:
         if self.generation and not self.steps_done:
             log.warning(
                 "%s: this worker made no commit: the others did all the work, or its loop made no step with this session",
-                self._name,
+                self.name,
             )
 
     # -- joining and leaving
@@ -170,7 +176,7 @@ class Membership:
         """Makes the buffers for a model of this layout, and the request, before the first registration."""
         self.layout, self.theta, self.gradient = layout, empty(layout.size), empty(layout.size)
         self.request = pb.RegisterWorkerRequest(
-            worker_name=self._name,
+            worker_name=self.name,
             layout=layout.to_message(),
             overlap=overlap,
             optimizer=choice.to_message() if choice else None,
@@ -195,7 +201,7 @@ class Membership:
     def enter_again(self, ended: LeaseEnded) -> None:
         """Takes a new lease after the old one has ended, unless another worker has registered under this name."""
         self._require_not_replaced_by(ended)
-        log.warning("%s: the lease ended (%s); registering again and dropping the current gradient", self._name, ended.reason)
+        log.warning("%s: the lease ended (%s); registering again and dropping the current gradient", self.name, ended.reason)
         self.enter()
 
     def rejoin_if_uncertain(self) -> None:
@@ -298,7 +304,7 @@ class Membership:
         if not header.must_initialize:
             if header.version < link.version and not link.part.whole:
                 raise InvalidRequest(older_than_known(link.version, header.version))
-            link.version = header.version
+            link.holds(header.version, header.progress)
         return header.must_initialize
 
     def pull_under_lease(self) -> None:
@@ -337,7 +343,7 @@ class Membership:
         self.links.drop_streams()
         registration = lead.call(lambda: lead.connection.register(self.request))
         if previous is not None and previous.run_id != registration.run_id:
-            log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)
+            log.warning("%s: the server has begun another run (%s); continuing with that run", self.name, registration.run_id)
         self._registration, self.sequence = registration, 0
         self.generation += 1
         lead.registered(registration)
@@ -402,7 +408,7 @@ class Membership:
         try:
             link.call(lambda: link.connection.initialize(lease_id, link.view(self.theta)))
         except InvalidRequest as error:  # the first attempt did arrive, and only its response was lost
-            log.info("%s: θ has a first value already: %s", self._name, error)
+            log.info("%s: θ has a first value already: %s", self.name, error)
 
     def _retry_pull(self, link: Link) -> bool:
         return link.call(lambda: self.pull(link))
@@ -482,7 +488,7 @@ class Membership:
 
     def _require_not_replaced_by(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":
-            message = f"another worker has registered as {self._name!r}: give each worker its own name"
+            message = f"another worker has registered as {self.name!r}: give each worker its own name"
             self._replaced = LeaseEnded(message, ended.reason)
             raise self._replaced
 

@@ -43,9 +43,12 @@ class Shards:
 
     A session has one; `open` makes it ready. A session that never opens it has no batches, and its commits cover none.
 
-    All samples of a batch come from one shard. A shard is reported as complete when each of its batches was committed, or left
-    out by `Session.skip`. A batch that gets neither comes again: after the rest of its shard, or first in the next pass. A pass
-    that the loop leaves early is continued by the next one.
+    All samples of a batch come from one shard. A batch is cut when it is handed out. It has the share of a whole batch that the
+    server wants then (`Session.batch_share`), the same for all batches of a step. The last one of a shard has what is left.
+
+    A shard is reported as complete when each of its samples was in a batch that was committed, or left out by `Session.skip`. A
+    batch that gets neither comes again: after the rest of its shard, or first in the next pass. A pass that the loop leaves
+    early is continued by the next one.
 
     The batches that a commit covers are known exactly in two cases: the loop takes one batch at a time, or a loader says which
     batches it has delivered (`ShardSampler.loader`). Any other reader that reads ahead must keep the order of the batches. Its
@@ -76,7 +79,8 @@ class Shards:
         self._samples = self._batch_size = 0
         self._lock = threading.Lock()  # commits end in another thread than the loop's if they overlap with it
         self._held: dict[int, HeldShard] = {}  # shards that are not reported as complete yet
-        self._due: deque[Batch] = deque()  # batches of held shards that are to be handed out
+        self._due: deque[Batch | HeldShard] = deque()  # batches that come again, and shards that are not wholly cut yet
+        self._share = 1.0  # of the batches of the step that batches are handed out for
         self._in_hand: list[Batch] = []  # handed out; no commit and no skip covers them yet
         self._window: list[Batch] = []  # those of the local steps that the next commit covers
         self._claimed = 0  # batches of commits whose result is not known yet
@@ -88,7 +92,7 @@ class Shards:
         self._got_on = True  # whether a batch was committed or skipped since the pass began
         self._passes = 0
         self._uncommitted = (0, 0)  # batches that the last commit did not cover, and how many commits in a row as many
-        self._warned = False
+        self._warned = self._told_of_whole_batches = False
         self._ahead: Future[LeasedShard] | None = None
         self._completing: Future[None] | None = None
         self.complete = False
@@ -144,16 +148,21 @@ class Shards:
 
     @property
     def most_batches(self) -> int | None:
-        """Upper bound of the batches that this worker can still get, if none comes twice; None in a run without a limit. Other
-        workers get some of them, unless each worker has its own shards."""
-        settings = self._member.hyperparameters
+        """Upper bound of the batches that this worker can still get, if none comes twice and all are whole; None in a run
+        without a limit. Other workers get some of them, unless each worker has its own shards."""
+        settings, batch = self._member.hyperparameters, self._whole_batch
         limits = []
         if settings.steps:
             limits.append(max(0, settings.steps - self._member.steps_done) * self.batches_per_commit)
         if settings.epochs:
             whole, rest = divmod(self._samples, settings.shard_size)
-            limits.append(settings.epochs * (whole * self._batches_in(settings.shard_size) + self._batches_in(rest)))
+            limits.append(settings.epochs * (whole * -(-settings.shard_size // batch) + -(-rest // batch)))
         return min(limits, default=None)
+
+    @property
+    def batch_share(self) -> float:
+        """The share of a whole batch that the next gradient should have: 1 unless the last commit's result asked for less."""
+        return self._member.links.lead.batch_share if self._cuts else 1.0
 
     @property
     def samples_in_hand(self) -> int:
@@ -180,6 +189,23 @@ class Shards:
         claimed = [*self._window, *self._claim(self.batches_per_step if batches is None else batches)]
         self._window = []
         return claimed
+
+    def share_of(self, claimed: Sequence[Batch], share: float | None) -> float:
+        """The share of a whole batch that a commit of these batches has, for its header, or `share` if the loop says it; 0 if
+        it counts as a whole one. Logs once that a loop with batches of its own does not cut them."""
+        if not self._cuts:
+            return 0.0
+        if share is not None:
+            return share
+        if not self._batch_size and self.batch_share < 1 and not self._told_of_whole_batches:
+            self._told_of_whole_batches = True
+            log.info(
+                "this loop's batches stay whole, although the server asks for the share %g of them: to follow it, ask "
+                "session.batch_share and tell each commit its share",
+                self.batch_share,
+            )
+        whole = self._whole_batch * max(self.batches_per_step, len(claimed))
+        return sum(batch.samples for batch in claimed) / whole if claimed else 0.0
 
     def committed(self, claimed: Sequence[Batch]) -> None:
         """The commit of these batches was applied, or rejected for its content; they are done in either case."""
@@ -270,8 +296,8 @@ class Shards:
             return self._passes
 
     def _all_held(self) -> list[Batch]:
-        """All batches of all held shards, for a pass that begins when it is not known which of them were committed."""
-        self._due.clear()
+        """All batches cut from held shards, for a pass that begins when it is not known which of them were committed."""
+        self._due = deque(each for each in self._due if isinstance(each, HeldShard))
         for shard in self._held.values():
             shard.left = len(shard.batches)
         return [batch for shard in self._held.values() for batch in shard.batches]
@@ -287,7 +313,7 @@ class Shards:
     def _must_report(self) -> bool:
         """Whether too many shards wait for the loop to commit what was read ahead: the pass then ends."""
         with self._lock:
-            return sum(not shard.left for shard in self._held.values()) >= MAX_UNREPORTED
+            return sum(shard.done for shard in self._held.values()) >= MAX_UNREPORTED
 
     def _ask(self) -> Future[LeasedShard]:
         # Shards not named here go back: those whose response was lost, and those that the caller gave up.
@@ -323,27 +349,24 @@ class Shards:
         return True
 
     def _hold(self, shard_id: int, indices: list[int], generation: int) -> None:
-        """Makes all batches of a shard due."""
-        shard, begin = HeldShard(shard_id, generation), 0
+        """Makes a shard due."""
+        shard = HeldShard(shard_id, generation, indices)
         settings = self._member.hyperparameters
-        random, together = np.random.default_rng((settings.seed, shard_id)), self.batches_per_commit
-        for size in batch_sizes(len(indices), self._batch_size, settings.batch_variation, random, together):
-            shard.batches.append(Batch(indices[begin : begin + size], shard))
-            begin += size
-        shard.left = len(shard.batches)
+        if settings.batch_variation:
+            random, together = np.random.default_rng((settings.seed, shard_id)), self.batches_per_commit
+            shard.sizes = iter(batch_sizes(len(indices), self._batch_size, settings.batch_variation, random, together))
         with self._lock:
             self._held = {id_: held for id_, held in self._held.items() if held.generation == generation}
             self._held[shard_id] = shard
-            self._due.extend(shard.batches)
+            if indices:
+                self._due.append(shard)
 
     def _hand_out(self) -> Batch | None:
         """The next batch that is due; None if there is none. With the last one, it requests the next shard."""
         with self._lock:
-            while self._due and not self._is_held(self._due[0].shard):
-                self._due.popleft()  # others train on it
-            if not self._due:
+            batch = self._next_batch()
+            if batch is None:
                 return None
-            batch = self._due.popleft()
             self._in_hand.append(batch)
             self._asked_by = threading.get_ident()
             last = not self._due
@@ -351,11 +374,40 @@ class Shards:
             self._ahead = self._ask()  # while the caller computes, so that the next batch need not wait for the network
         return batch
 
+    def _next_batch(self) -> Batch | None:
+        """Takes the next batch that is due, or cuts it from a shard."""
+        if len(self._in_hand) % self.batches_per_step == 0:  # it begins a step
+            self._share = self.batch_share
+        while self._due:
+            due = self._due.popleft()
+            shard = due if isinstance(due, HeldShard) else due.shard
+            if not self._is_held(shard):
+                continue  # others train on it
+            if isinstance(due, Batch):
+                return due
+            batch = shard.cut(self._size(self._share), self._whole_batch)
+            if shard.uncut:
+                self._due.appendleft(shard)
+            return batch
+        return None
+
     def _is_held(self, shard: HeldShard) -> bool:
         return self._held.get(shard.shard_id) is shard and shard.generation == self._member.generation
 
-    def _batches_in(self, samples: int) -> int:
-        return -(-samples // self._batch_size)
+    @property
+    def _cuts(self) -> bool:
+        """Whether the run has gradients of parts of whole batches, which count by their share."""
+        settings, kind = self._member.hyperparameters, self._member.registration.update_kind
+        return settings.smallest_share < 1 and settings.local_steps == 1 and kind != pb.UPDATE_KIND_DELTA
+
+    @property
+    def _whole_batch(self) -> int:
+        """Samples in a whole batch of this worker."""
+        return max(1, min(self._batch_size, self._member.hyperparameters.shard_size, self._samples))
+
+    def _size(self, share: float) -> int:
+        """Samples in a batch with this share of a whole one."""
+        return max(1, round(share * self._whole_batch))
 
     # -- under the lock
 
@@ -394,7 +446,7 @@ class Shards:
     def _report(self) -> None:
         if not self._certain and self._in_hand:
             return  # the batches committed may be others than those that were counted
-        for shard in [shard for shard in self._held.values() if not shard.left]:
+        for shard in [shard for shard in self._held.values() if shard.done]:
             # Reported before it is deleted here: otherwise a request for the next shard would give this one back first.
             if shard.generation == self._member.generation:
                 lease_id = self._member.registration.lease_id

@@ -202,7 +202,7 @@ class Optimizer(torch.optim.Optimizer):
             self.inner.zero_grad()  # type: ignore[union-attr]  # a wrapper may clear more
         bare(torch.optim.Optimizer.zero_grad)(self, set_to_none)
 
-    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None, share: float | None = None) -> Any:
         """Commits the gradients and loads the new θ into the parameters. With local steps, makes one, and commits every λ-th.
 
         A parameter without a gradient stays where it is if SGD or this worker makes the steps. Adam, AdamW and Lion on the
@@ -213,14 +213,16 @@ class Optimizer(torch.optim.Optimizer):
             closure: Re-evaluates the model and returns the loss, as in every PyTorch optimizer.
             loss: The batch's loss, a number or a one-element tensor, which the server records. With local steps, the server
                 records the window's mean.
+            share: The share of a whole batch that the gradients were computed on, for loops that cut their own batches (see
+                `Session.batch_share`). Those of a ShardSampler need none. Has no effect with local steps.
 
         Returns:
             The loss that `closure` returned, or `loss` if there is no closure.
 
         Raises:
-            InvalidRequest: `closure` or `loss` is something else, the learning rate in `param_groups` is not the server's, the
-                loop steps a scheduler that the server steps, the parameters were changed since the last step, or one that was
-                frozen when this optimizer was made has a gradient.
+            InvalidRequest: `closure`, `loss` or `share` is something else, the learning rate in `param_groups` is not the
+                server's, the loop steps a scheduler that the server steps, the parameters were changed since the last step, or
+                one that was frozen when this optimizer was made has a gradient.
             NonFiniteGradient: A gradient holds a NaN or an infinity. θ is unchanged.
             NormOutOfBounds: The norm of the gradients exceeds the server's bound. θ is unchanged, and the loop may continue.
             Quarantined: The server has rejected too many gradients in a row.
@@ -228,7 +230,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         require_step(closure, loss)
         self._require_servers_rate()
-        return self._make_step(closure, loss, self._batches_per_step)
+        return self._make_step(closure, loss, self._batches_per_step, share)
 
     def note(self, loss: Any) -> None:
         """Notes the loss of a batch, for trainers that call `step` without it. The next step reports the mean of those
@@ -300,7 +302,7 @@ class Optimizer(torch.optim.Optimizer):
         self._scaled = True
         return False
 
-    def _make_step(self, closure: Callable[[], Any] | None, loss: Any, batches: int) -> Any:
+    def _make_step(self, closure: Callable[[], Any] | None, loss: Any, batches: int, share: float | None = None) -> Any:
         self._share_groups()
         self._watch.require_same_parameters()
         self._require_unchanged(at_end=False)
@@ -313,11 +315,13 @@ class Optimizer(torch.optim.Optimizer):
         if self._local is not None:
             self._count_step(self._local, reported, batches)
         elif self._overlap:
-            self._step_overlapping(reported, batches)
+            self._step_overlapping(reported, batches, share)
         else:
             gradient = self._gather()
             try:
-                self.answer = self._session.commit(gradient, loss=reported, batches=batches, base=self._base, decay=False)
+                self.answer = self._session.commit(
+                    gradient, loss=reported, batches=batches, base=self._base, decay=False, share=share
+                )
             except RejectedCommit:
                 if self._session.base != self._base:  # of several servers, only some rejected it
                     self._load()
@@ -378,7 +382,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
         self._load()
 
-    def _step_overlapping(self, loss: float | None, batches: int) -> None:
+    def _step_overlapping(self, loss: float | None, batches: int, share: float | None) -> None:
         computed_on, rejected = self._base, None
         try:
             self.answer = self._session.finish_commit() or self.answer
@@ -386,7 +390,7 @@ class Optimizer(torch.optim.Optimizer):
             rejected = error  # the last gradient was rejected; this one may be fine
         gradient = self._gather()  # before the parameters move on from what it was computed on
         self._load()
-        self._session.begin_commit(gradient, loss=loss, batches=batches, base=computed_on, decay=False)
+        self._session.begin_commit(gradient, loss=loss, batches=batches, base=computed_on, decay=False, share=share)
         self._under_way = True
         if rejected is not None:
             raise rejected
@@ -455,7 +459,7 @@ class Optimizer(torch.optim.Optimizer):
                 )
 
     def _follow_server(self) -> None:
-        """Takes the rate of the version. A new lease may come with other hyperparameters, from a server that was restarted."""
+        """Takes the rate of that θ. A new lease may come with other hyperparameters, from a server that was restarted."""
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
             if self._brought.choice is not None:
@@ -464,7 +468,7 @@ class Optimizer(torch.optim.Optimizer):
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()
             self._generation = self._base.generation
-        self._rate = rate(self._settings, self._base.version)
+        self._rate = rate(self._settings, self._session.progress)
         self._show_rates()
 
     def _show_rates(self) -> None:

@@ -30,15 +30,20 @@ class ShardSampler(Sampler[list[int]]):
     shards, and all of these are trained on again if a batch got no step or the loop ended early. Such a DataLoader must not
     fork the session: pass `multiprocessing_context="spawn"`.
 
+    **Smaller batches for slow workers.** If the run's `smallest_share` is below 1, each batch is cut when it is dealt, with the
+    share of a whole one that the server wants then. What a DataLoader has read ahead keeps its size; each step tells the
+    server the true share. There are few sizes: up to eight shares, and what they leave at the end of a shard. Models with
+    BatchNorm need a `smallest_share` of at least 2 samples.
+
     **Length.** `len()` is the number of batches that this worker would get if it got all that are left. It is exact for a
-    single worker or with `--shards replicate`, otherwise an upper bound. In a run without epochs and steps, `len()` raises
-    TypeError.
+    single worker or with `--shards replicate`, otherwise an upper bound. It counts whole batches: a slow worker that has its
+    own shards may get more, smaller ones. In a run without epochs and steps, `len()` raises TypeError.
 
     Args:
         session: A session that has joined the run: make the optimizer first.
         dataset: The training set, which must be the same for all workers.
-        batch_size: Number of samples per batch, on average if the run has `batch_variation`. The default is the run's batch
-            size.
+        batch_size: Number of samples per whole batch, on average if the run has `batch_variation`. The default is the run's
+            batch size.
 
     Raises:
         InvalidRequest: The session has not joined, or has a sampler already; or the dataset has no length.

@@ -18,7 +18,7 @@ class StepLimits:
     queueing for a core. It says nothing about real speed.
 
     Attributes:
-        step_seconds: Minimum seconds of a step with a batch of the usual size; the rest is slept. 0 for no minimum.
+        step_seconds: Minimum seconds of a step with a whole batch; the rest is slept. 0 for no minimum.
         now: Returns monotonic seconds.
         sleep: Waits for the given number of seconds. Called before and after every step, with 0 if there is nothing to wait
             for, so that it can raise and so stop the worker.
@@ -32,7 +32,7 @@ class StepLimits:
 
     @contextmanager
     def step(self, share: float = 1.0) -> Iterator[None]:
-        """The block computes one gradient, on a batch that has this share of the usual size."""
+        """The block computes one gradient, on a batch that has this share of a whole one."""
         began = self.now()
         with self.gate.slot() if self.gate else nullcontext():
             self.sleep(0.0)

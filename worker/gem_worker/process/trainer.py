@@ -61,13 +61,13 @@ def train(
     torch.manual_seed(hyperparameters.seed + zlib.crc32(session.name.encode()))  # so that each worker's dropout differs
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
     loader = sampler.loader(pin_memory=device.type == "cuda")
+    batches_differ = hyperparameters.batch_variation > 0 or hyperparameters.smallest_share < 1
     before = session.steps_done
     while not sampler.complete:  # a loader that runs ahead of the commits may end more than once
         for batch in each_in_a_span("step", metrics.timing("data", loader)):
+            share = sampler.samples_in_hand / hyperparameters.batch_size if batches_differ else 1.0
             with metrics.phase("compute"):
-                with limits.step(
-                    sampler.samples_in_hand / hyperparameters.batch_size if hyperparameters.batch_variation else 1
-                ):
+                with limits.step(share):
                     optimizer.zero_grad()
                     loss = task.loss(model, moved(batch, device))
                     loss.backward()

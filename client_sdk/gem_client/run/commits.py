@@ -1,0 +1,82 @@
+"""Makes a session's commits, and settles the batches that they cover."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy.typing as npt
+from gem_api.errors import RejectedCommit
+from gem_api.layout import Vector
+
+from gem_client.answer import Answer, Base
+from gem_client.run.commit_span import begin_span
+from gem_client.run.membership import Membership
+from gem_client.run.pending_commit import PendingCommit
+from gem_client.run.shards import Shards
+
+
+class Commits:
+    """Makes commits. The caller sees to it that there is one at a time.
+
+    Args:
+        member: The session's membership.
+        shards: The session's shards.
+
+    Attributes:
+        handed_out: Identifies the θ that the caller got last.
+        progress: The commits in it, each counted by its share of a batch, which the schedule follows.
+    """
+
+    def __init__(self, member: Membership, shards: Shards) -> None:
+        self._member = member
+        self._shards = shards
+        self.handed_out, self.progress = Base(0, 0), 0.0
+
+    def hand_out(self) -> Vector:
+        """Returns θ as last received, which the next gradient is computed on."""
+        self.handed_out, self.progress = self._member.base, self._member.progress
+        return self._member.theta
+
+    def pack(
+        self,
+        commit: PendingCommit,
+        gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        batches: int | None,
+        decay: bool,
+        share: float | None,
+    ) -> PendingCommit:
+        """Completes a commit with its update, the batches that it covers and their share, and begins its span. The arguments
+        are those of `Session.commit`, and so are the errors."""
+        commit.update = self._member.pack(gradient, commit.kind, decay)
+        commit.batches = self._shards.claim(batches)
+        commit.share = self._shards.share_of(commit.batches, share)
+        commit.span = begin_span(self._member.name, self._member.links.transport)
+        return commit
+
+    def make(self, commit: PendingCommit) -> Answer:
+        """Has the servers apply a commit, and returns its result. Raises as `Session.commit` does."""
+        try:
+            answer = self._make(commit)
+        except BaseException as error:
+            commit.span.failed(error)
+            raise
+        commit.span.answered(answer)
+        return answer
+
+    def _make(self, commit: PendingCommit) -> Answer:
+        try:
+            result = self._member.commit(commit)
+        except RejectedCommit:
+            self._shards.committed(commit.batches)  # it would be rejected every time: a caller that continues leaves it out
+            self.hand_out()  # of several servers, those that did not reject it have sent a new θ
+            raise
+        except BaseException:
+            self._shards.lost(commit.batches)  # it may have arrived or not: better to train on the batches twice than never
+            raise
+        theta, version = self.hand_out(), self._member.version
+        if result is None:
+            self._shards.lost(commit.batches)
+            return Answer(theta, version, lost=True)
+        self._shards.committed(commit.batches)
+        pi_median = result.pi.median if result.HasField("pi") else None
+        return Answer(theta, version, result.staleness, pi_median, discarded=result.discarded)
