@@ -18,11 +18,11 @@ VECTOR = np.ones(64, np.float32)
 ONE = np.float32(1)
 BEGIN, END = np.uint64(0), np.uint64(64)
 CALLS: dict[str, tuple[Any, ...]] = {
-    "_update": (*(VECTOR.copy() for _ in range(4)), BEGIN, END, (ONE,) * 10, True),
+    "_update": (*(VECTOR.copy() for _ in range(4)), BEGIN, END, (ONE,) * len(fused.Scalars._fields), True),
     "_descend": (*(VECTOR.copy() for _ in range(3)), BEGIN, END, ONE, ONE, ONE),
     "_adam": (*(VECTOR.copy() for _ in range(4)), BEGIN, END, (ONE,) * 8, ONE, ONE, ONE, ONE),
     "_lion": (*(VECTOR.copy() for _ in range(3)), BEGIN, END, (ONE,) * 5, ONE, ONE, ONE, ONE),
-    "_match": (*(VECTOR.copy() for _ in range(3)), BEGIN, END, (ONE,) * 10),
+    "_match": (*(VECTOR.copy() for _ in range(3)), BEGIN, END, (ONE,) * len(fused.Scalars._fields)),
     "_add": (*(VECTOR.copy() for _ in range(3)), BEGIN, END, ONE),
     "_reply": (VECTOR.copy(), VECTOR.copy(), BEGIN, END),
     "_take": (VECTOR.copy(), BEGIN, END, VECTOR.copy()),
