@@ -30,7 +30,9 @@ def main(questions: tuple[str, ...], data: Path | None, processes: int) -> None:
         for future in as_completed({pool.submit(_make, run, data): run for run in missing}):
             run, outcome, seconds = future.result()
             store.add(run, outcome)
-            click.echo(f"{run}: {outcome.loss} {outcome.accuracy or ''} ({outcome.gradients} gradients, {outcome.commits} commits; {seconds:.0f} s)")
+            click.echo(
+                f"{run}: {outcome.loss} {outcome.accuracy or ''} ({outcome.gradients} gradients, {outcome.commits} commits; {seconds:.0f} s)"
+            )
 
 
 def _make(run: Run, data: Path | None) -> tuple[Run, Outcome, float]:

@@ -75,7 +75,9 @@ class Rule:
     common: bool = False
     schedule: str = "cosine"
 
-    def train(self, theta: Vector, events: Iterable[Event], workers: int, gradient: Gradient, look: Callable[[float, Vector], bool]) -> Vector:
+    def train(
+        self, theta: Vector, events: Iterable[Event], workers: int, gradient: Gradient, look: Callable[[float, Vector], bool]
+    ) -> Vector:
         """Trains from θ. `look` is told the time and θ before each commit, and ends the run if it returns True."""
         events = list(events)
         total = sum(event.size for event in events) / SIZES

@@ -17,14 +17,30 @@ WAIT = "wait=0.15 until=200 count=gap"
 BOTH = f"{SHARES} {WAIT}"
 
 
-def _ours(settings: Iterable[str], profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8, rates: Iterable[float] = (RATE,), model: str = "transformer") -> list[Run]:
+def _ours(
+    settings: Iterable[str],
+    profiles: Iterable[str],
+    rounds: int = 200,
+    seeds: Iterable[int] = SEEDS,
+    workers: int = 8,
+    rates: Iterable[float] = (RATE,),
+    model: str = "transformer",
+) -> list[Run]:
     return [
         Run(model, profile, workers, seed, rounds, "ours", f"rate={rate} {setting}".strip())
         for seed, profile, rate, setting in product(seeds, profiles, rates, settings)
     ]
 
 
-def _rounds(team: str, profiles: Iterable[str], rates: Iterable[float], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8, model: str = "transformer") -> list[Run]:
+def _rounds(
+    team: str,
+    profiles: Iterable[str],
+    rates: Iterable[float],
+    rounds: int = 200,
+    seeds: Iterable[int] = SEEDS,
+    workers: int = 8,
+    model: str = "transformer",
+) -> list[Run]:
     return [
         Run(model, profile, workers, seed, rounds, "rounds", f"rate={rate} {team}".strip())
         for seed, profile, rate in product(seeds, profiles, rates)
@@ -35,8 +51,15 @@ ALL = tuple(KINDS)
 QUESTIONS: Mapping[str, list[Run]] = {
     "choices": _ours(
         [
-            TODAY, SHARES, BOTH, WAIT, f"{BOTH} whole=True", f"{BOTH} common=True", f"{BOTH} whole=True common=True",
-            BOTH.replace("200", "0"), BOTH.replace("200", "100"),
+            TODAY,
+            SHARES,
+            BOTH,
+            WAIT,
+            f"{BOTH} whole=True",
+            f"{BOTH} common=True",
+            f"{BOTH} whole=True common=True",
+            BOTH.replace("200", "0"),
+            BOTH.replace("200", "100"),
         ],
         ["mixed", "equal", "exponential", "straggler"],
     ),

@@ -73,7 +73,10 @@ def limit_of(run: Run) -> float:
     """The units that a run takes."""
     profile = KINDS[run.profile]
     usual = _PAUSING if run.profile == "pausing" else 1.0
-    times = [usual * profile.factor(w, run.workers) + (OVERHEAD if w >= run.workers - profile.far else 0.0) for w in range(run.workers)]
+    times = [
+        usual * profile.factor(w, run.workers) + (OVERHEAD if w >= run.workers - profile.far else 0.0)
+        for w in range(run.workers)
+    ]
     return run.rounds * run.workers / sum(1 / each for each in times)
 
 
@@ -119,7 +122,9 @@ def make(run: Run, problem: Problem) -> Outcome:
         gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)
     else:
         team = together.Team(given.pop("team", "all"), int(given.pop("first", 0)), int(given.get("steps", 1)))
-        done = together.rounds(team, profile, run.workers, run.seed, run.rounds * run.workers if team.kind == "alone" else limit)
+        done = together.rounds(
+            team, profile, run.workers, run.seed, run.rounds * run.workers if team.kind == "alone" else limit
+        )
         if run.method == "rounds":
             theta = together.Synchronous(**given).train(start, done, trainee.joint, look)
         else:
@@ -137,4 +142,3 @@ def _value(text: str) -> Any:
         return float(text) if "." in text or "e" in text else int(text)
     except ValueError:
         return text
-

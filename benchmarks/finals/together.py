@@ -47,7 +47,9 @@ def rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float) 
 
 
 def _rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float) -> Iterator[Round]:
-    slowness = [profile.factor(worker, workers) + (OVERHEAD if worker >= workers - profile.far else 0.0) for worker in range(workers)]
+    slowness = [
+        profile.factor(worker, workers) + (OVERHEAD if worker >= workers - profile.far else 0.0) for worker in range(workers)
+    ]
     members = [worker for worker in range(workers) if team.kind not in ("fast", "alone") or slowness[worker] == min(slowness)]
     members = members[:1] if team.kind == "alone" else members
     sizes = [max(1, round(SIZES * min(slowness) / slow)) if team.kind == "proportion" else SIZES for slow in slowness]
@@ -93,7 +95,9 @@ class Synchronous:
     rate: float
     schedule: str = "cosine"
 
-    def train(self, theta: Vector, all_rounds: list[Round], joint: Callable[[Vector, list[tuple[int, int, int]]], Vector], look: Look) -> Vector:
+    def train(
+        self, theta: Vector, all_rounds: list[Round], joint: Callable[[Vector, list[tuple[int, int, int]]], Vector], look: Look
+    ) -> Vector:
         adam, theta = Adam(theta.size), theta.copy()
         factor = cosine if self.schedule == "cosine" else constant
         for number, one in enumerate(all_rounds):

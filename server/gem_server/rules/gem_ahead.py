@@ -14,7 +14,7 @@ from gem_api.layout import Layout, Vector
 
 from gem_server.rules.base import Buffers, PiFacts, RuleInput, require
 from gem_server.rules.fused import Scalars
-from gem_server.rules.gem_pass import Step, match_energy
+from gem_server.rules.gem_pass import Step, between, match_energy
 from gem_server.rules.gradient_rule import GradientRule
 
 _MOST = 4  # of n for each worker: with overlap n is two for each, and staleness varies
@@ -36,6 +36,9 @@ class GemAhead(GradientRule):
 
     n is how many commits shared the round that this gradient took: with equal workers their number. A fast worker among slow
     ones has a small n, and its commits count nearly as those of one alone. The bound is for a worker that was silent for long.
+    A reply that was held is made when it is released, from the snapshot s' of the last commit: s = θ + r·(s' − θ), r such that it
+    lies ahead by what was committed in the worker's round, with ρ = 1 at most: those who wait commit together.
+
     One worker alone, without overlap, makes the optimizer's own steps: h = 1, s = θ and π = 1.
 
     θ itself is what evaluators, readers and checkpoints get.
@@ -62,7 +65,7 @@ class GemAhead(GradientRule):
         return _NUMBERS
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
-        count = min(rule_input.staleness + 1, _MOST * rule_input.workers)
+        count = self._count(rule_input)
         age = self._aged(rule_input, count)
         numbers = np.array(self._optimizer.scalars(age, count), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
@@ -70,6 +73,23 @@ class GemAhead(GradientRule):
         ahead = self._optimizer.reach * (count - 1) * age / (age + 1)
         scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
+
+    def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
+        """In units of k/(k + 1) times the last step: until the next commit all workers have them in common."""
+        return (min(1.0, self._optimizer.reach) if released else self._optimizer.reach) * (self._count(rule_input) - 1)
+
+    def release(self, theta: Vector, buffers: Buffers, source: Vector | None, ratio: float) -> None:
+        """s = θ + r·(s' − θ), with the snapshot s' that lies ahead of θ by the last step."""
+        if source is None or not ratio:
+            self.pull(theta, buffers)
+            return
+        between(self.threads, theta, source, ratio, buffers["snapshot"])
+        if "answer" in buffers:
+            np.copyto(buffers["answer"], buffers["snapshot"])
+
+    def _count(self, rule_input: RuleInput) -> int:
+        """n."""
+        return min(rule_input.staleness + 1, _MOST * rule_input.workers)
 
     def _aged(self, rule_input: RuleInput, count: int) -> float:
         """k, the sum of 1/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""

@@ -83,3 +83,9 @@ def match(
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), f(0), pi_max)
     move = pi * delta
     return theta + move, theta + move + ahead * move, pi
+
+
+def released(theta: Vector, source: Vector, ratio: float) -> Vector:
+    """The s of a worker whose reply was held: `source` is the s of the last commit, which lies ahead of θ, and r = `ratio` says
+    how far this one does."""
+    return theta + np.float32(ratio) * (source - theta)

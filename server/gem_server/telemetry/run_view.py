@@ -152,6 +152,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         shards=shards,
         transport=mine.transport if mine else "",
         rejected=mine.rejected if mine else 0,
+        wait_seconds=mine.wait.value or 0.0 if mine else 0.0,
     )
 
 
