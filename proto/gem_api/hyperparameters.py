@@ -313,8 +313,8 @@ class Hyperparameters:
     )
     smallest_share: float = _declare(
         1.0,
-        "The smallest share of a batch for slow workers: the server tells each worker how many samples its next gradient should "
-        "have, so that all take about as long as the fastest, and counts it by that share. 1: all batches are whole.",
+        "The smallest share of a batch for slow workers: the server tells each worker how many samples its next gradient "
+        "should have, so that all take about as long as the fastest, and counts it by that share. 1: all batches are whole.",
         heading="Run",
         flag=False,
         values=Range(ge=1 / 64, le=1),
@@ -323,8 +323,8 @@ class Hyperparameters:
     )
     reply_wait: float = _declare(
         0.0,
-        "How long a reply may wait for commits that are expected, as a share of the time of the worker's own step, in the first "
-        "rounds of a run; 0: no reply waits.",
+        "How long a reply may wait for commits that are expected, as a share of the time of the worker's own step, in the "
+        "first rounds of a run; 0: no reply waits.",
         heading="Run",
         flag=False,
         values=Range(ge=0, le=0.5),

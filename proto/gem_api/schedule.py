@@ -40,7 +40,7 @@ class Schedule:
 _SMALLEST = 1e-30  # a rate, or a factor of one, that another is divided by: steps with a smaller one are nearly 0 in float32
 
 
-def factor(hyperparameters: Hyperparameters, version: int) -> float:
+def factor(hyperparameters: Hyperparameters, version: float) -> float:
     """The factor of η at version t, in [0, 1]: η_t = η · warm-up · decay.
 
     With w = warmup_versions, f = warmup_factor, T = decay_versions, γ = decay_factor, u = max(0, t − w) and
@@ -53,7 +53,7 @@ def factor(hyperparameters: Hyperparameters, version: int) -> float:
     """
     start, last, span = hyperparameters.warmup_factor, hyperparameters.decay_factor, hyperparameters.decay_versions
     if version < hyperparameters.warmup_versions:
-        risen = (version if start else version + 1) / hyperparameters.warmup_versions
+        risen = min(1.0, (version if start else version + 1) / hyperparameters.warmup_versions)
         return start + (1 - start) * (1 - _fall(risen) if hyperparameters.schedule == "onecycle" else risen)
     passed = version - hyperparameters.warmup_versions
     if hyperparameters.schedule == "step":
@@ -81,7 +81,7 @@ class Eta(NamedTuple):
     factor: float
 
     @classmethod
-    def at(cls, hyperparameters: Hyperparameters, version: int) -> Eta:
+    def at(cls, hyperparameters: Hyperparameters, version: float) -> Eta:
         """η_t at a version."""
         return cls(hyperparameters.learning_rate, factor(hyperparameters, version))
 
@@ -90,12 +90,12 @@ class Eta(NamedTuple):
         return 1.0 if before is None else eta_change(self.factor, before.factor) * eta_change(self.rate, before.rate)
 
 
-def rate(hyperparameters: Hyperparameters, version: int) -> float:
+def rate(hyperparameters: Hyperparameters, version: float) -> float:
     """η_t, the learning rate at a version."""
     return hyperparameters.learning_rate * factor(hyperparameters, version)
 
 
-def server_rate(hyperparameters: Hyperparameters, version: int) -> float | None:
+def server_rate(hyperparameters: Hyperparameters, version: float) -> float | None:
     """η_t at a version; None if the workers' own optimizers have the run's rates, so that the server applies none."""
     return None if hyperparameters.optimizer == "worker" else rate(hyperparameters, version)
 

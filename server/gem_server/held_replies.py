@@ -76,7 +76,7 @@ class HeldReplies:
 
     def release(self, lease_id: str) -> None:
         """Has a lease's held reply made at once, if there is one: it is asked for again."""
-        if self._releases.end(lease_id):
+        if self._releases.release(lease_id, self._clock()):
             self._release([lease_id])
 
     def give_up(self, lease_id: str, released: Future[None] | None = None) -> None:
@@ -95,7 +95,8 @@ class HeldReplies:
     def close(self) -> None:
         """Has all held replies made at once, and holds none from now on: the server shuts down."""
         self._closed = True
-        if waiting := [lease_id for lease_id in self._held if self._releases.end(lease_id)]:
+        now = self._clock()
+        if waiting := [lease_id for lease_id in self._held if self._releases.release(lease_id, now)]:
             self._release(waiting)
 
     # -- helpers

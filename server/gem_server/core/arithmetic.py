@@ -88,7 +88,8 @@ def _undone(rule: UpdateRule, name: str, theta: Vector, shared: Shared, lease: L
     if lease.shared_reply is not None:
         arrays.append(lease.shared_reply)
     copies = [array.copy() for array in arrays]
-    buffers, numbers, spare_version = dict(lease.buffers), dict(shared.numbers), lease.spare_version
+    buffers, numbers = dict(lease.buffers), dict(shared.numbers)
+    spare = lease.spare_version, lease.spare_progress
     try:
         yield
     except MemoryError:
@@ -99,7 +100,7 @@ def _undone(rule: UpdateRule, name: str, theta: Vector, shared: Shared, lease: L
         lease.buffers.update(buffers)
         shared.numbers.clear()
         shared.numbers.update(numbers)
-        lease.spare_version = spare_version
+        lease.spare_version, lease.spare_progress = spare
         raise rule_failed(rule, name, error) from error
 
 

@@ -21,6 +21,7 @@ class CentralVariable:
         layout: Its tensors; None until the first worker has registered.
         theta: float32, shape (P,); meaningless until `initialized`.
         version: Commits applied so far.
+        progress: The same, each counted by its weight: by its share of a whole batch.
         initialized: Whether θ has its first value.
         initializer: Lease id of the worker that was asked for the first value.
     """
@@ -29,6 +30,7 @@ class CentralVariable:
         self.layout: Layout | None = None
         self.theta: Vector = empty(0)
         self.version = 0
+        self.progress = 0.0
         self.initialized = False
         self.initializer: str | None = None
         self._copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()

@@ -31,7 +31,7 @@ def as_floats(gradient: Vector) -> Arrived:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit whose gradient is complete: it holds a ticket and waits in the FIFO."""
+    """A commit whose gradient is complete: it holds a ticket and waits in the FIFO. It counts `weight` of a whole batch."""
 
     ticket: int
     lease: Lease
@@ -39,6 +39,7 @@ class Commit:
     upload: Upload
     arrived: Arrived
     norm: float | None
+    weight: float = 1.0
 
     @property
     def gradient(self) -> Vector:
@@ -61,6 +62,7 @@ class Commit:
             "loss": self.header.loss,
             "samples": self.header.samples,
             "norm": self.norm,
+            "weight": self.weight,
         }
         return Record(Kind.COMMITTED, fields, self.arrived.pieces, *([self.upload.release] if held else []))
 

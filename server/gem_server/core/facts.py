@@ -60,6 +60,7 @@ class Header:
         loss: Training loss on the batch, if reported.
         samples: Samples in the batch.
         kind: Whether the commit holds a gradient or a delta.
+        share: The share of the worker's whole batch that it was computed on; 0: the worker names none.
     """
 
     lease_id: str
@@ -69,6 +70,7 @@ class Header:
     loss: float | None
     samples: int
     kind: UpdateKind = "gradient"
+    share: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from gem_api.schedule import Eta
 
 from gem_server.core.facts import Applied, EndReason
 from gem_server.core.pace import Pace
+from gem_server.core.timetable import Timetable
 from gem_server.rules.base import Buffers
 
 REPLY = "answer"  # an optional buffer that receives the θ for the worker's next gradient
@@ -37,7 +38,9 @@ class Lease:
         last_applied: The facts of that commit, sent again if the commit is repeated.
         eta: η_t at its last applied commit: the scale of a moment that holds steps. None before the first one.
         base_version: Version of the θ that the worker was last given.
+        progress: The run's progress right after its last commit, or when its worker pulled.
         spare_version: Version of the θ in the spare snapshot, for a worker that overlaps: see `swap_snapshots`.
+        spare_progress: As `progress`, for the spare snapshot.
         region: Memory shared with the worker. None if tensors are sent instead.
         copied: Whether a gradient in the region is copied before it is used. If not, the rule checks what it reads.
         queued: The sequence of its commit that waits in the queue or is being applied; None if there is none.
@@ -61,7 +64,9 @@ class Lease:
     last_applied: Applied | None = None
     eta: Eta | None = None
     base_version: int = 0
+    progress: float = 0.0
     spare_version: int = 0
+    spare_progress: float = 0.0
     region: Region | None = None
     copied: bool = False
     queued: int | None = None
@@ -132,7 +137,13 @@ class Lease:
         self.buffers["snapshot"], self.buffers[SPARE] = self.buffers[SPARE], self.buffers["snapshot"]
         if base_version == self.base_version:
             np.copyto(self.buffers["snapshot"], self.buffers[SPARE])
-        self.spare_version = self.base_version
+        self.spare_version, self.spare_progress = self.base_version, self.progress
+
+    def progress_at(self, base_version: int) -> float | None:
+        """The run's progress when the worker got the θ of that version; None if it was not given that one lately."""
+        if base_version == self.base_version:
+            return self.progress
+        return self.spare_progress if self.overlaps and base_version == self.spare_version else None
 
 
 @dataclass
@@ -146,6 +157,7 @@ class LeaseTable:
         nbytes: Bytes held for all of them, without shared memory. A running total, because there may be thousands.
         by_reference: How many of them have gradients that are used where they lie; a running total too.
         pace: When each worker last asked for what training needs.
+        timetable: How long each worker's steps take.
     """
 
     duration: float
@@ -156,6 +168,7 @@ class LeaseTable:
     _by_worker: dict[str, Lease] = field(default_factory=dict)
     ended: dict[EndReason, int] = field(default_factory=dict)
     pace: Pace = field(init=False)
+    timetable: Timetable = field(default_factory=Timetable)
     _looked_at: float | None = None
     _reasons: OrderedDict[str, tuple[EndReason, str]] = field(default_factory=OrderedDict)  # with the worker's name
 
@@ -218,6 +231,8 @@ class LeaseTable:
         """As `renew`, for what a worker asks for because it trains."""
         suspended = self._looked_at is not None and now - self._looked_at > self.duration / 2
         self.pace.seen(lease_id, now, committed, usual=not suspended)
+        if suspended:
+            self.timetable.interrupted(lease_id)
         return self.renew(lease_id, now)
 
     def stalled(self, now: float, busy: Callable[[str], bool]) -> list[Lease]:
@@ -238,6 +253,7 @@ class LeaseTable:
         if gap <= self.duration / 2:
             return 0.0
         self.pace.suspended(gap, now)
+        self.timetable.suspended(gap, now)
         for lease in self.live.values():
             lease.expires_at = min(lease.expires_at + gap, now + self.duration)
         return gap
@@ -250,6 +266,7 @@ class LeaseTable:
         self.by_reference -= lease.counted_by_reference
         lease.counted, lease.counted_by_reference = 0, False
         self.pace.end(lease.lease_id, stalled=reason is EndReason.STALLED)
+        self.timetable.end(lease.lease_id)
         self.ended[reason] = self.ended.get(reason, 0) + 1
         self._reasons[lease.lease_id] = reason, lease.worker
         if len(self._reasons) > _REMEMBERED_ENDS:

@@ -16,8 +16,8 @@ class Kind(StrEnum):
     OPENED = "opened"  # a lease began: lease, worker, overlap, owner
     ENDED = "ended"  # a lease ended: lease, reason
     PULLED = "pulled"  # a worker read θ under its lease: lease, version
-    # A commit reached the head of the queue: ticket, lease, sequence, base_version, version, dtype, loss, samples, norm; its
-    # payload is the gradient.
+    # A commit reached the head of the queue: ticket, lease, sequence, base_version, version, dtype, loss, samples, norm,
+    # weight; its payload is the gradient.
     COMMITTED = "committed"
     # Replies that were held are made: leases, each with its ratio; source, the lease of the last commit, or empty; version.
     RELEASED = "released"

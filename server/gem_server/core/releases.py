@@ -29,8 +29,8 @@ class Releases:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        most = min(MOST_LEASES * core.leases.duration, MOST_SECONDS)
-        self._rendezvous = Rendezvous(core.timetable, most=most)
+        self._timetable = core.leases.timetable
+        self._rendezvous = Rendezvous(self._timetable, most=min(MOST_LEASES * core.leases.duration, MOST_SECONDS))
         self._aheads: dict[str, float] = {}  # of the leases whose replies are held: how far they will lie ahead of θ
         self._source = ("", 0.0)  # the lease of the last commit, and how far its snapshot lies ahead of θ
 
@@ -40,23 +40,32 @@ class Releases:
             return False
         core, lease = self._core, step.commit.lease
         self._source = lease.lease_id, core.rule.ahead(step.rule_input)
-        self._rendezvous.wait = core.settings.reply_wait if core.rounds < WAIT_ROUNDS else 0.0
-        if lease.overlaps or lease.lease_id not in core.leases.live or not self._rendezvous.hold(lease.lease_id, now):
+        if core.rounds >= WAIT_ROUNDS or lease.overlaps or lease.lease_id not in core.leases.live:
             return False
+        self._rendezvous.wait = core.settings.reply_wait
+        if not self._rendezvous.hold(lease.lease_id, now):
+            return False
+        self._timetable.interrupted(lease.lease_id)
         self._aheads[lease.lease_id] = core.rule.ahead(step.rule_input, released=True)
         return True
 
     def due(self, now: float) -> list[str]:
         """The leases whose replies are to be released now. They wait no longer for others, but for `plan`."""
-        return self._rendezvous.due(now)
+        due = self._rendezvous.due(now)
+        for lease_id in due:
+            self._timetable.began(lease_id, now, self._core.shares.next(lease_id))
+        return due
 
     def next_look(self, now: float) -> float | None:
         """When to ask `due` again, if nothing happens before; None if nobody waits."""
         return self._rendezvous.next_look(now)
 
-    def end(self, lease_id: str) -> bool:
-        """A reply is to wait no longer: its lease or its call has ended, or it is asked for again. Returns whether it waited."""
-        return self._rendezvous.end(lease_id)
+    def release(self, lease_id: str, now: float) -> bool:
+        """A lease's reply is to be released now, whoever is expected. Returns whether it waited for others."""
+        waited = self._rendezvous.end(lease_id)
+        if waited:
+            self._timetable.began(lease_id, now, self._core.shares.next(lease_id))
+        return waited
 
     def forget(self, lease_id: str) -> None:
         """A reply that was held is made, or will not be."""

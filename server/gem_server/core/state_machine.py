@@ -18,7 +18,7 @@ from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
 from gem_api.schedule import Eta
 
-from gem_server.core import arithmetic, checks, optimizer_choice
+from gem_server.core import arithmetic, checks, joining
 from gem_server.core.central_variable import CentralVariable, Copy
 from gem_server.core.commits import Arrived, Commit, Step, as_floats
 from gem_server.core.facts import (
@@ -41,6 +41,7 @@ from gem_server.core.optimizer_choice import Choice
 from gem_server.core.quarantine import Quarantine
 from gem_server.core.records import Kind, Record, Recorder, discard_record
 from gem_server.core.shards import MAX_SHARDS, NoShard, Shard, ShardLedger, require_windows_fit
+from gem_server.core.shares import Shares
 from gem_server.core.uploads import Upload
 from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
 from gem_server.rules.base import require_by_element
@@ -66,6 +67,7 @@ class Core:
 
     Attributes:
         run_id: The run's id. A server that does not lead takes it from the lead, until θ has a value.
+        rounds: Rounds so far: each commit counts its weight divided by n, the commits of a round.
         steps_done: Applied commits by worker name, for the 10,000 names that committed last, the latest at the end. A worker
             that returns after it was dropped from here starts at 0, and so may make `--steps` commits once more.
         record: Takes a record of each event that changes the run, in order; see `record_to`.
@@ -89,9 +91,9 @@ class Core:
     ) -> None:
         self.run_id = run_id
         self.part = part
-        self.settings = self._started_with = settings
-        self._stated = stated
-        self._gathering = Gathering(min_workers, start_quiet_seconds)
+        self.settings = self.started_with = settings
+        self.stated = stated
+        self.gathering = Gathering(min_workers, start_quiet_seconds)
         settings.require_valid()
         self.rule = rule_of(settings)
         if not part.whole:
@@ -109,13 +111,19 @@ class Core:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.steps_done: dict[str, int] = {}
         self.samples_committed = 0
-        self._ended_leases: list[Ended] = []
+        self.rounds = 0.0
+        self.ended_leases: list[Ended] = []
 
     def record_to(self, recorder: Recorder) -> None:
         """Sends the records of all further events to `recorder`. Earlier events are in the checkpoint that the log follows."""
         self.record = recorder
 
-    def _settle(self, settings: Hyperparameters, rule: UpdateRule) -> None:
+    @property
+    def shares(self) -> Shares:
+        """Which share of a whole batch each worker's gradients should have, and what a commit counts."""
+        return Shares(self.leases.timetable, self.settings.smallest_share)
+
+    def settle(self, settings: Hyperparameters, rule: UpdateRule) -> None:
         """Begins a new run, without workers yet, with these settings."""
         if settings != self.settings:
             rule.use_threads(self.rule.threads)
@@ -134,86 +142,11 @@ class Core:
     # -- joining and leaving
 
     def register(
-        self,
-        worker: str,
-        layout: Layout,
-        now: float,
-        overlap: bool = False,
-        owner: str = "",
-        choice: Choice = None,
+        self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "", choice: Choice = None,
         lead: LeadsAnswer | None = None,
-    ) -> Registration:
-        """Opens a lease. On a server that does not lead, this may be repeated.
-
-        Args:
-            worker: The worker's name.
-            layout: Its whole model's tensors.
-            now: Seconds of the caller's clock.
-            overlap: Whether it computes its next gradient while a commit is under way; it needs a second snapshot then.
-            owner: Names its credentials; empty if the server asks for none.
-            choice: The optimizer that it brings; None: it brings none.
-            lead: What the server of range 0 answered; None on that server itself.
-
-        Raises:
-            InvalidRequest: The worker's name is empty, too long or not printable; the rule can't train this layout; or the lead
-                has another run.
-            SettingsDiffer: The lead has other hyper-parameters.
-            LeaseEnded: The lease that the lead gave has ended here already.
-            PermissionDenied: A worker with other credentials holds the name.
-            LayoutMismatch: The worker's model is not the run's.
-            Overloaded: There is no memory for another worker.
-            Quarantined: Too many of its gradients were rejected.
-        """
-        checks.require_valid_name(worker)
-        self.quarantine.require_free(worker)
-        predecessor = self.leases.named(worker)
-        checks.require_same_owner(predecessor, worker, owner)
-        checks.require_shown(self.part, lead)
-        layout = layout.part(self.part)
-        if lead is not None:
-            checks.require_usable_id(self.leases, lead, worker)
-            if predecessor is not None and predecessor.lease_id == lead.lease_id:
-                return self._registered(predecessor, None)
-            self._follow(lead)
-            predecessor = self.leases.named(worker)
-        new = not self.central.initialized and self._alone(predecessor)
-        settings = optimizer_choice.settings_with(choice, self._started_with if new else self.settings, self._stated, new)
-        if not new:
-            self.central.require_fitting(layout)
-        rule = self.rule if settings == self.settings else checks.rule_for_worker(settings)
-        checks.require_trainable(rule, layout)
-        if lead is not None:
-            checks.require_same_settings(lead, settings)
-        with self.memory.under(rule):
-            self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
-            theta, buffers = self.memory.take(layout, overlap)
-        ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
-        self._settle(settings, rule)
-        self.central.adopt(layout, theta)
-        lease_id = self.leases.new_id() if lead is None else lead.lease_id
-        lease = self.leases.open(lease_id, worker, buffers, now, owner)
-        lease.starting = True
-        self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap, "owner": owner}))
-        self._gathering.joined(len(self.leases.live), now)
-        self._elect_initializer()
-        return self._registered(lease, ended)
-
-    def _registered(self, lease: Lease, ended: Ended | None) -> Registration:
-        assert self.central.layout is not None
-        must_initialize = self.central.initializer == lease.lease_id
-        return Registration(lease.lease_id, self.central.layout, must_initialize, self.steps_done.get(lease.worker, 0), ended)
-
-    def _follow(self, lead: LeadsAnswer) -> None:
-        """Takes part in the lead's run. Without a model, this server drops the leases of another run: the lead has lost it."""
-        if self.central.initialized:
-            checks.require_known_run(lead, self.run_id)
-        elif lead.run_id != self.run_id:
-            self._ended_leases += self.end_unfit(lambda lease: True)
-            self.run_id = lead.run_id
-
-    def _alone(self, predecessor: Lease | None) -> bool:
-        """Whether no worker except the predecessor is in the run."""
-        return self.leases.live.keys() <= ({predecessor.lease_id} if predecessor else set())
+    ) -> Registration:  # fmt: skip
+        """Opens a lease. On a server that does not lead, this may be repeated. See `joining.register`."""
+        return joining.register(self, worker, layout, now, overlap, owner, choice, lead)
 
     def reopen(self, lease_id: str, worker: str, overlap: bool, owner: str, now: float) -> None:
         """Opens a lease that a log records. Raises Overloaded if there is no memory for it."""
@@ -234,7 +167,8 @@ class Core:
         for lease in self.leases.live.values():
             lease.restored = True
         self.leases.pace.restart()
-        self._gathering.resumed()
+        self.leases.timetable.restart()
+        self.gathering.resumed()
         if shard_ids is not None:
             self.ledger.number_anew(shard_ids)
 
@@ -242,38 +176,38 @@ class Core:
         return (self.leases.at_work if waiting else self.leases.renew)(lease_id, now)
 
     def leave(self, lease_id: str, reason: EndReason = EndReason.LEFT) -> Ended:
-        return self._end(self.leases.get(lease_id), reason)
+        return self.end_lease(self.leases.get(lease_id), reason)
 
     def expire(self, now: float, busy: Callable[[str], bool] = lambda lease_id: False) -> list[Ended]:
         """Ends the leases whose time is up, and those of workers that no longer train: see `LeaseTable.stalled`."""
-        ended = [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now, self.central.initializer)]
+        ended = [self.end_lease(lease, EndReason.EXPIRED) for lease in self.leases.expired(now, self.central.initializer)]
         # A server that does not lead hands out no shards: to it, a worker that waits for one looks the same.
         stalled = self.leases.stalled(now, busy) if self.part.leads else []
-        return ended + [self._end(lease, EndReason.STALLED) for lease in stalled]
+        return ended + [self.end_lease(lease, EndReason.STALLED) for lease in stalled]
 
     def end_unfit(self, unfit: Callable[[Lease], bool]) -> list[Ended]:
         """Ends the leases whose workers cannot continue after a restart."""
-        return [self._end(lease, EndReason.ROLLED_BACK) for lease in filter(unfit, list(self.leases.live.values()))]
+        return [self.end_lease(lease, EndReason.ROLLED_BACK) for lease in filter(unfit, list(self.leases.live.values()))]
 
     def pop_ended_leases(self) -> list[Ended]:
         """The leases that `admit` and `register` have ended since the last call, except for those that were replaced."""
-        taken, self._ended_leases = self._ended_leases, []
+        taken, self.ended_leases = self.ended_leases, []
         return taken
 
-    def _end(self, lease: Lease, reason: EndReason) -> Ended:
+    def end_lease(self, lease: Lease, reason: EndReason) -> Ended:
         self.leases.end(lease, reason)
         self.record(Record(Kind.ENDED, {"lease": lease.lease_id, "reason": reason}))
         if self.central.initializer == lease.lease_id:
             self.central.initializer = None
         if not self.leases.live and not self.central.initialized:
             self.central.forget_layout()
-            self._settle(self._started_with, rule_of(self._started_with))
-        self._elect_initializer()
+            self.settle(self.started_with, rule_of(self.started_with))
+        self.elect_initializer()
         return Ended(lease.lease_id, lease.worker, reason, self.ledger.release(lease.lease_id))
 
     # -- θ's first value
 
-    def _elect_initializer(self) -> None:
+    def elect_initializer(self) -> None:
         """Chooses the oldest live worker to give θ its first value, unless one is chosen already."""
         if not self.central.initialized and self.central.initializer is None:
             self.central.initializer = next(iter(self.leases.live), None)
@@ -295,6 +229,7 @@ class Core:
     def pull_decision(self, lease_id: str, now: float) -> PullDecision:
         self.leases.at_work(lease_id, now)
         if self.central.initialized:
+            self._reply_goes_out(lease_id, now)
             return PullDecision.READY
         return PullDecision.INITIALIZE if self.central.initializer == lease_id else PullDecision.WAIT
 
@@ -312,6 +247,7 @@ class Core:
         with self._undone_if_rule_raises(lease):
             pull(self.central.theta, lease.buffers)
         lease.base_version = lease.spare_version = self.central.version
+        lease.progress = lease.spare_progress = self.central.progress
         if lease.overlaps:
             np.copyto(lease.buffers[SPARE], lease.buffers["snapshot"])
         return lease.base_version
@@ -357,7 +293,7 @@ class Core:
         if gaps:
             checks.require_not_older(lease, header)
         if checks.knows_lost_commits(lease, header, gaps):
-            self._ended_leases.append(self._end(lease, EndReason.ROLLED_BACK))
+            self.ended_leases.append(self.end_lease(lease, EndReason.ROLLED_BACK))
             raise LeaseEnded("the server restarted without this worker's last commit: register again", EndReason.ROLLED_BACK)
         checks.require_due(lease, header.sequence, gaps)
         checks.require_applicable(header, self.rule.kind, self.settings, self.central.version)
@@ -384,8 +320,11 @@ class Core:
         if norm is not None:
             self.norms.judge(norm)
         self.quarantine.accepted(lease.worker)
+        self.leases.timetable.arrived(lease.lease_id, now, weight := self.shares.weight(header.share))
+        if lease.overlaps:  # it has its last reply, and computes on
+            self._reply_goes_out(lease.lease_id, now)
         lease.queued = header.sequence
-        commit = Commit(self.next_ticket, lease, header, upload, arrived or as_floats(upload.gradient), norm)
+        commit = Commit(self.next_ticket, lease, header, upload, arrived or as_floats(upload.gradient), norm, weight)
         self.next_ticket += 1
         return commit
 
@@ -394,7 +333,7 @@ class Core:
         lease = self.leases.live.get(lease_id)
         if lease is None or not self.quarantine.rejected(lease.worker, error):
             return None
-        return self._end(lease, EndReason.QUARANTINED)
+        return self.end_lease(lease, EndReason.QUARANTINED)
 
     def begin(self, commit: Commit) -> Step:
         """Prepares the arithmetic of the next commit. If a user's rule raises, `Step.run` changes nothing and raises
@@ -405,9 +344,12 @@ class Core:
         """
         lease, version = self.leases.get(commit.header.lease_id), self.central.version
         staleness = version - commit.header.base_version
-        eta, workers = Eta.at(self.settings, version), len(self.leases.live)
-        change = eta.change_since(lease.eta)
-        rule_input = RuleInput(staleness, version, lease.sequence, eta.factor, workers, self.shared, change)
+        eta, workers = Eta.at(self.settings, self.central.progress), len(self.leases.live)
+        change, then = eta.change_since(lease.eta), lease.progress_at(commit.header.base_version)
+        passed = float(staleness) if then is None else self.central.progress - then
+        rule_input = RuleInput(
+            staleness, version, lease.sequence, eta.factor, workers, self.shared, change, commit.weight, passed
+        )
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
             self.norms.accepted(commit.norm)
@@ -430,17 +372,27 @@ class Core:
     def finish(self, step: Step, pi: PiFacts | None, now: float) -> Applied:
         """Call this once the commit's arithmetic is done: makes the commit part of the run."""
         lease, header = step.commit.lease, step.commit.header
-        self.central.version += step.accepted
+        if step.accepted:
+            self.central.version += 1
+            self.central.progress += step.commit.weight
+            self.rounds += step.commit.weight / step.rule_input.count
         version = self.central.version
         lease.eta = Eta(self.settings.learning_rate, step.rule_input.factor) if step.accepted else lease.eta
         lease.base_version = version - 1 if self.rule.replies_before and step.accepted else version
+        lease.progress = self.central.progress
         lease.sequence, lease.queued, lease.restored = header.sequence, None, False
         lease.expires_at = now + self.leases.duration
         lease.last_applied = arithmetic.facts(self.rule, step, pi, version)
         self.outcomes[Outcome.APPLIED if step.accepted else Outcome.DISCARDED] += 1
         self._count_step(lease.worker)
         self.samples_committed += header.samples * step.accepted
+        if not lease.overlaps:
+            self._reply_goes_out(lease.lease_id, now)
         return lease.last_applied
+
+    def _reply_goes_out(self, lease_id: str, now: float) -> None:
+        """A worker begins to compute its next gradient, on its share of a batch."""
+        self.leases.timetable.began(lease_id, now, self.shares.next(lease_id))
 
     def _count_step(self, worker: str) -> None:
         """Drops names by the order of commits alone, so that a replay drops the same ones."""
@@ -452,8 +404,8 @@ class Core:
 
     def awaited(self, now: float) -> Awaited | None:
         """What the run waits for before its first shard is dealt; None once it has begun."""
-        self._gathering.begun |= self.central.version > 0 or self.ledger.samples > 0
-        return self._gathering.look(len(self.leases.live), now)
+        self.gathering.begun |= self.central.version > 0 or self.ledger.samples > 0
+        return self.gathering.look(len(self.leases.live), now)
 
     def lease_shard(self, lease_id: str, samples: int, now: float, holding: Collection[int] = ()) -> Shard | NoShard:
         """Deals the next shard to a worker. It keeps the shards that `holding` names; its other shards go back to the ledger.

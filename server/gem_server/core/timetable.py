@@ -1,4 +1,4 @@
-"""How long each worker's steps take, and so when its next commit is expected. The server's clock counts, not what workers say."""
+"""How long each worker's steps take, and so when its next commit is expected, by the server's clock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Timetable:
         """A commit of this share of a batch has arrived whole: its worker computes no more."""
         steps = self._steps.setdefault(lease_id, _Steps(None))
         began, steps.began, steps.share = steps.began, None, share
-        if began is None:
+        if began is None or now <= began:
             return
         if steps.first:
             steps.first = False
@@ -87,6 +87,11 @@ class Timetable:
         for steps in self._steps.values():
             if steps.began is not None:
                 steps.began = min(steps.began + seconds, now)
+
+    def interrupted(self, lease_id: str) -> None:
+        """A worker's step does not count, as the server stood still meanwhile."""
+        if lease_id in self._steps:
+            self._steps[lease_id].began = None
 
     def end(self, lease_id: str) -> None:
         """A lease has ended."""

@@ -108,6 +108,8 @@ def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
         "layout": [[tensor.name, list(tensor.shape)] for tensor in layout.tensors],
         "groups": {name: [factor, decays] for name, (factor, decays) in layout.groups.items()},
         "version": core.central.version,
+        "progress": core.central.progress,
+        "rounds": core.rounds,
         "next_ticket": core.next_ticket,
         "outcomes": dict(core.outcomes),
         "ended": dict(core.leases.ended),
@@ -224,6 +226,8 @@ def _lease_state(lease: Lease) -> dict[str, Any]:
         "base_version": lease.base_version,
         "spare_version": lease.spare_version if lease.overlaps else None,
         "eta": lease.eta,
+        "progress": lease.progress,
+        "spare_progress": lease.spare_progress,
         "answer": lease.last_applied,
     }
 
@@ -295,7 +299,8 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         _require_written(path / "model.safetensors", layout.size)
         core.central.adopt(layout, empty(layout.size))
         _read_model(path / "model.safetensors", core)
-        core.central.version = state["version"]
+        core.central.version, core.central.progress = state["version"], float(state["progress"])
+        core.rounds = float(state["rounds"])
         core.central.start()
         core.next_ticket = state["next_ticket"]
         core.outcomes.update({Outcome(name): count for name, count in state["outcomes"].items()})
@@ -412,6 +417,7 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
     lease = Lease(state["lease_id"], state["worker"], now + core.leases.duration, buffers)
     lease.sequence, lease.base_version = state["sequence"], state["base_version"]
     lease.spare_version = spare_version or 0
+    lease.progress, lease.spare_progress = float(state["progress"]), float(state["spare_progress"])
     lease.last_applied = _applied(state["answer"]) if state["answer"] else None
     lease.eta = Eta(*state["eta"]) if state["eta"] else None
     lease.owner = state["owner"]

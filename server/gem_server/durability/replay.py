@@ -122,7 +122,7 @@ def _header(core: Core, fields: dict[str, Any]) -> Header:
     assert layout is not None
     return Header(
         fields["lease"], fields["sequence"], fields["base_version"], layout.fingerprint, fields["loss"], fields["samples"],
-        core.rule.kind,
+        core.rule.kind, fields.get("weight", 1.0),
     )  # fmt: skip
 
 

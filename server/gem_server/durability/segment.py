@@ -53,12 +53,13 @@ _SCHEMAS: dict[Kind, Schema] = {
     Kind.PULLED: {"lease": str, "version": COUNT},
     Kind.COMMITTED: {
         "ticket": COUNT, "lease": str, "sequence": COUNT, "base_version": COUNT, "version": COUNT, "dtype": COUNT,
-        "loss": Maybe(REAL), "samples": COUNT, "norm": Maybe(REAL),
+        "loss": Maybe(REAL), "samples": COUNT, "norm": Maybe(REAL), "weight": REAL,
     },
     Kind.RELEASED: {"leases": [(str, REAL)], "source": str, "version": COUNT},
     Kind.DEALT: {"lease": str, "samples": BIG, "holding": [BIG]},
     Kind.COMPLETED: {"lease": str, "shard": BIG},
 }  # fmt: skip
+_COMMITTED_1 = {name: each for name, each in _SCHEMAS[Kind.COMMITTED].items() if name != "weight"}  # of format 1
 
 
 class DamagedLog(Exception):
@@ -189,6 +190,7 @@ class Segment:
         path: Its file.
 
     Attributes:
+        number: Its format.
         serial: The segment's serial number.
         first: Number of its first record.
         run_id: The run's id.
@@ -203,7 +205,7 @@ class Segment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.torn = False
+        self.torn, self.number = False, LOG
         try:
             with open_regular(path) as file:
                 size = path.stat().st_size
@@ -228,6 +230,7 @@ class Segment:
         if (number := int(match[1])) > LOG:
             release = _text(bytes(self._data[_HEADER_1.size : _HEADER.size]))
             raise ForeignLog(of_another_release(self.path, number, LOG, release))
+        self.number = number
         return _HEADER_1 if number == 1 else _HEADER
 
     def entries(self) -> Iterator[Entry]:
@@ -253,7 +256,7 @@ class Segment:
         if end > len(self._data) or crc32c(self._data[begin:end], self._seed) != check:
             return None
         try:
-            record = from_text(self._data[begin:middle], self._data[middle:end])
+            record = from_text(self._data[begin:middle], self._data[middle:end], self.number)
         except (ValueError, TypeError) as error:
             what = f"{self.path}: record {number} at byte {at}"
             raise ForeignLog(not_understood(what, error, self.release)) from None
@@ -299,14 +302,14 @@ def to_text(record: Record) -> bytes:
     return json.dumps([record.kind, record.fields], separators=(",", ":")).encode()
 
 
-def from_text(text: bytes | memoryview, payload: memoryview) -> Record:
-    """The inverse of `to_text`. Raises ValueError if the text is not a record's."""
+def from_text(text: bytes | memoryview, payload: memoryview, number: int = LOG) -> Record:
+    """The inverse of `to_text`, of a format. Raises ValueError if the text is not a record's."""
     try:
         kind, fields = json.loads(bytes(text))
     except RecursionError:
         raise ValueError("its text is nested too deeply") from None
     if kind == Kind.BEGAN:
-        require_hyperparameters(fields, kind)
+        require_hyperparameters(fields, kind, number)
     else:
-        require(fields, _SCHEMAS[Kind(kind)], kind)
+        require(fields, _COMMITTED_1 if number == 1 and kind == Kind.COMMITTED else _SCHEMAS[Kind(kind)], kind)
     return Record(Kind(kind), fields, (payload,))

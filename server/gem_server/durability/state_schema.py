@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from gem_api.formats import CHECKPOINT
@@ -21,7 +22,7 @@ _ANSWER = {
 }  # fmt: skip
 _LEASE = {
     "lease_id": str, "worker": str, "sequence": COUNT, "base_version": COUNT, "answer": Maybe(_ANSWER),
-    "owner": str, "spare_version": Maybe(COUNT), "eta": Maybe((REAL, REAL)),
+    "owner": str, "spare_version": Maybe(COUNT), "eta": Maybe((REAL, REAL)), "progress": REAL, "spare_progress": REAL,
 }  # fmt: skip
 _LEDGER = {
     "samples": BIG, "completed": COUNT, "samples_completed": BIG, "next_id": COUNT,
@@ -31,14 +32,20 @@ _STATE = {
     "format": str, "server_version": str, "sha256": str,
     "files": {name: {"bytes": COUNT, "sha256": str} for name in ("model.safetensors", "workers.safetensors")},
     "run_id": str, "hyperparameters": dict, "layout": [(str, [COUNT])],
-    "groups": {str: (REAL, bool)}, "version": COUNT, "next_ticket": COUNT,
+    "groups": {str: (REAL, bool)}, "version": COUNT, "progress": REAL, "rounds": REAL, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
     "ledger": _LEDGER, "norms": [REAL], "shared": {str: REAL}, "log": Maybe((COUNT, COUNT)),
     "range": (COUNT, COUNT), "last": bool,
 }  # fmt: skip
 
 
-_STATE_1 = _STATE | {"leases": [{name: each for name, each in _LEASE.items() if name != "eta"}]}  # before eta
+# What format 2 has beside format 1.
+_LEASE_SINCE_2 = {"eta", "progress", "spare_progress"}
+_STATE_SINCE_2 = {"progress", "rounds"}
+_HYPERPARAMETERS_SINCE_2 = {"smallest_share", "reply_wait"}
+_STATE_1 = {name: each for name, each in _STATE.items() if name not in _STATE_SINCE_2} | {
+    "leases": [{name: each for name, each in _LEASE.items() if name not in _LEASE_SINCE_2}]
+}
 
 
 def require_state(state: Any, number: int = CHECKPOINT) -> None:
@@ -52,7 +59,9 @@ def require_state(state: Any, number: int = CHECKPOINT) -> None:
             raise ValueError(f"state.{part} has an unknown name, {min(unknown)[:50]!r}")
     for lease in state["leases"]:
         _require_eta(lease.get("eta"))
-    require_hyperparameters(state["hyperparameters"], "state.hyperparameters")
+    require_hyperparameters(state["hyperparameters"], "state.hyperparameters", number)
+    if number > 1:
+        _require_progress(state)
     index, count = state["range"]
     if not index < count <= MAX_RANGES:
         raise ValueError(f"state.range is {index} of {count}: there are 1 to {MAX_RANGES} ranges, from 0")
@@ -76,24 +85,40 @@ def _require_eta(eta: Any) -> None:
             raise ValueError(f"state.leases has a schedule's factor of {eta[1]}: it is from 0 to 1")
 
 
+def _require_progress(state: dict[str, Any]) -> None:
+    """Raises ValueError unless commits and rounds count at most 1 for each version, and no lease is ahead of the run."""
+    progress = state["progress"]
+    counts = [progress, state["rounds"], *(lease[name] for lease in state["leases"] for name in ("progress", "spare_progress"))]
+    if not (progress <= state["version"] and all(0 <= count <= progress for count in counts)):
+        raise ValueError(f"state.progress is {progress} at version {state['version']}, or something is ahead of it")
+
+
 def upgraded(state: dict[str, Any], number: int) -> dict[str, Any]:
-    """A state of a lower format in the form that this release writes. In format 1 a worker's last η is that of the settings."""
+    """A state of a lower format in the form that this release writes. In format 1 a worker's last η is that of the settings.
+    All batches are whole. The rounds are not known: at most as many as commits, so that no reply of an old run is held."""
     if number > 1:
         return state
     settings = Hyperparameters(**state["hyperparameters"])
     leases = [
-        {**lease, "eta": Eta.at(settings, max(0, lease["answer"]["version"] - 1)) if lease["answer"] else None}
+        {
+            **lease,
+            "eta": Eta.at(settings, max(0, lease["answer"]["version"] - 1)) if lease["answer"] else None,
+            "progress": float(lease["base_version"]),
+            "spare_progress": float(lease["spare_version"] or 0),
+        }
         for lease in state["leases"]
     ]
-    return {**state, "leases": leases}
+    whole = float(state["version"])
+    return {**state, "hyperparameters": asdict(settings), "leases": leases, "progress": whole, "rounds": whole}
 
 
-def require_hyperparameters(values: Any, what: str) -> None:
-    """Raises ValueError, naming the hyper-parameter, if one is missing, unknown or invalid."""
+def require_hyperparameters(values: Any, what: str, number: int = CHECKPOINT) -> None:
+    """Raises ValueError, naming the hyper-parameter, if one is missing, unknown in a format, or invalid."""
     require(values, dict, what)
-    if missing := DECLARATIONS.keys() - values.keys():
+    known = DECLARATIONS.keys() - (_HYPERPARAMETERS_SINCE_2 if number == 1 else ())
+    if missing := known - values.keys():
         raise ValueError(f"{what} has no {min(missing)!r}")
-    if unknown := values.keys() - DECLARATIONS.keys():
+    if unknown := values.keys() - known:
         raise ValueError(f"{what} has an unknown name, {min(unknown)[:50]!r}")
     try:
         Hyperparameters(**values).require_valid()

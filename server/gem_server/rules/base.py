@@ -24,6 +24,7 @@ MAX_MAGNITUDE = 1e30
 # The largest movement of an element of θ in one commit. It is less than half the gap between float32's largest numbers (2¹⁰³ ≈
 # 1.01e31), so that no sum of such movements is ever rounded up to infinity.
 MAX_MOVE = 8e30
+_MOST = 4  # of n for each worker
 NO_REPLY: Vector = np.empty(0, np.float32)
 
 
@@ -102,6 +103,8 @@ class RuleInput:
         workers: The number of workers that hold a lease.
         shared: The rule's state for the whole run; the rule may change it.
         eta_change: η_t divided by η at the worker's last commit; 1 if it has none, or if η was nearly 0 then.
+        weight: w, the share of a whole batch that the gradient was computed on: what the commit counts.
+        passed: The weights of all commits since the worker's last one, or since it pulled; None: 1 for each of `staleness`.
     """
 
     staleness: int
@@ -111,6 +114,15 @@ class RuleInput:
     workers: int = 1
     shared: Shared = field(default_factory=Shared)
     eta_change: float = 1.0
+    weight: float = 1.0
+    passed: float | None = None
+
+    @property
+    def count(self) -> float:
+        """n, whole batches that shared the round of this commit, with itself: τ + 1 if all are whole. At least 1, and at most
+        four for each worker: with overlap n is two for each, and one that was silent for long should not count as many."""
+        passed = self.staleness if self.passed is None else self.passed
+        return min(max(1.0, passed + self.weight), _MOST * self.workers)
 
 
 class UpdateRule(ABC):

@@ -17,7 +17,6 @@ from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, between, match_energy
 from gem_server.rules.gradient_rule import GradientRule
 
-_MOST = 4  # of n for each worker: with overlap n is two for each, and staleness varies
 _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 
 
@@ -36,8 +35,8 @@ class GemAhead(GradientRule):
 
     n is how many commits shared the round that this gradient took: with equal workers their number. A fast worker among slow
     ones has a small n, and its commits count nearly as those of one alone. The bound is for a worker that was silent for long.
-    A reply that was held is made when it is released, from the snapshot s' of the last commit: s = θ + r·(s' − θ), r such that it
-    lies ahead by what was committed in the worker's round, with ρ = 1 at most: those who wait commit together.
+    A reply that was held is made when it is released, from the snapshot s' of the last commit: s = θ + r·(s' − θ), with r such
+    that it lies ahead by what was committed in the worker's round. ρ is 1 at most then: those who wait commit together.
 
     One worker alone, without overlap, makes the optimizer's own steps: h = 1, s = θ and π = 1.
 
@@ -65,7 +64,7 @@ class GemAhead(GradientRule):
         return _NUMBERS
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
-        count = self._count(rule_input)
+        count = rule_input.count
         age = self._aged(rule_input, count)
         numbers = np.array(self._optimizer.scalars(age, count), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
@@ -74,9 +73,11 @@ class GemAhead(GradientRule):
         scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
+<<<<<<< HEAD
     def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
         """In units of k/(k + 1) times the last step: until the next commit all workers have them in common."""
-        return (min(1.0, self._optimizer.reach) if released else self._optimizer.reach) * (self._count(rule_input) - 1)
+        reach = min(1.0, self._optimizer.reach) if released else self._optimizer.reach
+        return reach * (rule_input.count - rule_input.weight)
 
     def release(self, theta: Vector, buffers: Buffers, source: Vector | None, ratio: float) -> None:
         """s = θ + r·(s' − θ), with the snapshot s' that lies ahead of θ by the last step."""
@@ -87,18 +88,17 @@ class GemAhead(GradientRule):
         if "answer" in buffers:
             np.copyto(buffers["answer"], buffers["snapshot"])
 
-    def _count(self, rule_input: RuleInput) -> int:
-        """n."""
-        return min(rule_input.staleness + 1, _MOST * rule_input.workers)
-
     def _aged(self, rule_input: RuleInput, count: int) -> float:
+=======
+    def _aged(self, rule_input: RuleInput, count: float) -> float:
+>>>>>>> shares
         """k, the sum of 1/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
         numbers = rule_input.shared.numbers
         before = numbers.get("age", -1.0)
         numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / self._optimizer.span(count)
         return numbers["age"]
 
-    def _scalars(self, eta: float, count: int, ahead: float) -> Scalars:
+    def _scalars(self, eta: float, count: float, ahead: float) -> Scalars:
         return Scalars(
             eta=eta,
             mu=0.0,

@@ -39,11 +39,11 @@ class SharedOptimizer(ABC):
     def largest(self, learning_rate: float) -> np.float32:
         """The largest |g| that it takes in."""
 
-    def span(self, count: int) -> float:
+    def span(self, count: float) -> float:
         """h = (n + 1)/2: how many commits count as one gradient in its memory."""
         return (count + 1) / 2
 
-    def scalars(self, age: float, count: int = 1) -> tuple[float, ...]:
+    def scalars(self, age: float, count: float = 1) -> tuple[float, ...]:
         """The numbers of its equations for a commit, in the order that its compiled step takes.
 
         Args:
@@ -79,11 +79,11 @@ class _WithMoments(SharedOptimizer):
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             require(0 <= beta <= 0.99999, f"{name} must lie in [0, 0.99999], not {beta}")
 
-    def span(self, count: int) -> float:
+    def span(self, count: float) -> float:
         """h, but no longer than a float32 sum with the weight 1 − β₂^(1/h) still grows."""
         return max(1.0, min(super().span(count), math.log(max(self.beta2, 1e-9)) / math.log(_MAX_BETA)))
 
-    def _weights(self, count: int) -> tuple[float, float, float, float]:
+    def _weights(self, count: float) -> tuple[float, float, float, float]:
         """β₁^(1/h) and β₂^(1/h), each followed by what it leaves for the new gradient."""
         h = self.span(count)
         beta1, beta2 = self.beta1 ** (1 / h), self.beta2 ** (1 / h)
@@ -114,7 +114,7 @@ class Adam(_WithMoments):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(1e18)  # it is squared
 
-    def scalars(self, age: float, count: int = 1) -> tuple[float, ...]:
+    def scalars(self, age: float, count: float = 1) -> tuple[float, ...]:
         correct1, correct2 = 1 / (1 - self.beta1**age), 1 / (1 - self.beta2**age)
         return (*self._weights(count), correct1, correct2, self.epsilon, count - 1)
 
@@ -146,7 +146,7 @@ class Lion(_WithMoments):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(MAX_MAGNITUDE)
 
-    def scalars(self, age: float, count: int = 1) -> tuple[float, ...]:
+    def scalars(self, age: float, count: float = 1) -> tuple[float, ...]:
         return (*self._weights(count), 1 / math.sqrt(count))
 
 
