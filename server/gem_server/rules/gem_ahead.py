@@ -73,7 +73,6 @@ class GemAhead(GradientRule):
         scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
-<<<<<<< HEAD
     def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
         """In units of k/(k + 1) times the last step: until the next commit all workers have them in common."""
         reach = min(1.0, self._optimizer.reach) if released else self._optimizer.reach
@@ -88,10 +87,7 @@ class GemAhead(GradientRule):
         if "answer" in buffers:
             np.copyto(buffers["answer"], buffers["snapshot"])
 
-    def _aged(self, rule_input: RuleInput, count: int) -> float:
-=======
     def _aged(self, rule_input: RuleInput, count: float) -> float:
->>>>>>> shares
         """k, the sum of 1/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
         numbers = rule_input.shared.numbers
         before = numbers.get("age", -1.0)
