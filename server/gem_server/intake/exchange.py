@@ -100,6 +100,7 @@ async def _exchange(path: CommitPath, call: Call, header: Header, message: pb.Co
 async def _others(path: CommitPath, call: Call, lease: Lease, released: Future[None], carrier: Carrier) -> None:
     """Waits until a held reply is released, or gives it up if the call ends."""
     began = path.clock()
+    path.durability.hurry()
     try:
         await carrier.wait(released)
     except BaseException:

@@ -81,13 +81,13 @@ def require_named(kept: str, asked: str | None) -> None:
 
 
 def rule_of(settings: Hyperparameters) -> UpdateRule:
-    """The rule that a run's hyper-parameters name. Raises ValueError as `make_rule`, for an invalid schedule, and if replies may
-    wait in the run, but not with this rule."""
+    """The rule that a run's hyper-parameters name. Raises ValueError as `make_rule`, for an invalid schedule, and if the rule
+    can't let replies wait as they ask for."""
     require_schedule(settings)
     rule = make_rule(**vars(settings))
     if settings.reply_wait and (rule.replies_before or not rule.replies_may_wait):
         raise ValueError(
-            f"rule {settings.rule} with these options can't let replies wait (reply_wait is {settings.reply_wait:g}), as a worker "
-            "must get the model of its own commit: set reply_wait to 0"
+            f"rule {settings.rule} with these options can't let replies wait, as reply_wait={settings.reply_wait:g} asks for: "
+            "a worker must get the model of its own commit; set reply_wait to 0"
         )
     return rule

@@ -222,8 +222,8 @@ class UpdateRule(ABC):
         self.pull(theta, buffers)
 
     def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
-        """How far the worker's snapshot lies ahead of θ after its commit, or once its held reply is released, in a unit that the
-        rule chooses; 0 if it is θ."""
+        """How far the worker's snapshot lies ahead of θ after its commit, or once its held reply is released; 0 if it is θ. The
+        unit is the rule's."""
         return 0.0
 
     @abstractmethod
