@@ -206,5 +206,5 @@ def test_commits_to_two_ranges_that_hold_replies_wait_at_most_the_bound_in_each(
     ("rule", "options"), [("gem", {"snapshot": "paper"}), ("gem", {"snapshot": "reference"}), ("aeasgd", {})]
 )
 def test_a_rule_that_needs_its_reply_at_once_refuses_to_start(rule: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"can't let replies wait, as reply_wait=0.1 asks for"):
+    with pytest.raises(ValueError, match=f"reply_wait 0.1 lets replies wait, and rule {rule} "):
         rule_of(Hyperparameters(rule=rule, reply_wait=0.1, **options))

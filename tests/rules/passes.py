@@ -39,9 +39,12 @@ class Run:
         return run
 
     def commit(
-        self, gradient: Vector, worker: int = 0, staleness: int = 0, *, layout: Layout | None = None, factor: float = 1.0
-    ) -> PiFacts | None:
-        rule_input = RuleInput(staleness, self.version, self.version, factor, len(self.workers), self.shared)
+        self, gradient: Vector, worker: int = 0, staleness: int = 0, *, layout: Layout | None = None, factor: float = 1.0,
+        weight: float = 1.0, passed: float | None = None,
+    ) -> PiFacts | None:  # fmt: skip
+        rule_input = RuleInput(
+            staleness, self.version, self.version, factor, len(self.workers), self.shared, weight=weight, passed=passed
+        )
         self.version += 1
         layout = layout or Layout.of({"w": (self.theta.size,)})
         return self.rule.apply(layout, self.theta, gradient, self.workers[worker], rule_input)

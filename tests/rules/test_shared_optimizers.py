@@ -21,14 +21,16 @@ COMMITS = 12
 OPTIMIZERS = {"adam": 0.0, "adamw": 0.1, "lion": 0.1}  # with their decay on the server
 
 
-def step(optimizer: str, theta: Vector, state: dict[str, Vector], update: Vector, age: float, workers: int) -> Vector:
+def step(
+    optimizer: str, theta: Vector, state: dict[str, Vector], update: Vector, age: float, count: float, weight: float = 1.0
+) -> Vector:
     """Δ by the specification; updates the state."""
     decay = F(OPTIMIZERS[optimizer])
     if optimizer == "lion":
-        delta, state["first_moment"] = lion(theta, state["first_moment"], update, workers, F(0.01), 0.9, 0.99, decay)
+        delta, state["first_moment"] = lion(theta, state["first_moment"], update, count, 0.01, 0.9, 0.99, decay, weight)
         return delta
     delta, state["first_moment"], state["second_moment"] = adam(
-        theta, state["first_moment"], state["second_moment"], update, age, workers, F(0.01), 0.9, 0.999, F(1e-8), decay
+        theta, state["first_moment"], state["second_moment"], update, age, count, 0.01, 0.9, 0.999, F(1e-8), decay, weight
     )
     return delta
 
@@ -55,7 +57,7 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, optimi
         age += 2 / (counted + 1)
         delta = step(optimizer, theta, state, update, age, counted)
         if name == "gem":
-            expected, sent, _ = match(theta, buffers["snapshot"], delta, age, counted, 1.5, F(1e-12), F(1), 1.5)
+            expected, sent, _ = match(theta, buffers["snapshot"], delta, age, counted, counted - 1, 1.5, F(1e-12), F(1), 1.5)
         else:
             expected = sent = theta + delta / F(staleness + 1 if name == "adaptive" else 1)
         run.commit(update, version % workers, staleness)
@@ -63,6 +65,29 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, optimi
         assert bits(buffers["snapshot"]) == bits(sent)
         for each, buffer in run.shared.buffers.items():
             assert bits(buffer) == bits(state[each])
+
+
+@pytest.mark.parametrize("size", SIZES[::2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_compiled_pass_counts_shares_of_a_batch_as_the_specification_does(optimizer: str, size: int) -> None:
+    """Three workers with other shares in turn; one of them alone at the end, so that n would be below 1."""
+    rule = make_rule("gem", optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, kappa=1.5, epsilon=1e-12)
+    random = np.random.default_rng(size)
+    run = Run.of(rule, random.normal(size=size).astype(F), workers=3)
+    theta, age, state = run.theta, 0.0, {each: buffer.copy() for each, buffer in run.shared.buffers.items()}
+    for version in range(COMMITS):
+        weight, passed = [(1.0, 0.3125), (0.25, 1.0625), (0.0625, 1.25)][version % 3] if version < 9 else (0.1, 0.0)
+        update, snapshot = gradient(random, size), run.workers[version % 3]["snapshot"]
+        count = max(1.0, passed + weight)
+        age += weight * 2 / (count + 1)
+        delta = step(optimizer, theta, state, update, age, count, weight)
+        expected, sent, _ = match(theta, snapshot, delta, age, count, passed, 1.5, F(1e-12), F(1), 1.5, weight)
+        run.commit(update, version % 3, 2, weight=weight, passed=passed)
+        assert run.shared.numbers["age"] == pytest.approx(age, rel=1e-15)
+        age = run.shared.numbers["age"]
+        assert bits(theta) == bits(expected)
+        assert bits(snapshot) == bits(sent)
+        assert all(bits(buffer) == bits(state[each]) for each, buffer in run.shared.buffers.items())
 
 
 def parameters(theta: Vector) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ COMMITS = 12
 @pytest.mark.parametrize("against", [1.0, 0.3, 0.0])
 def test_the_compiled_pass_equals_the_specification_bit_by_bit(against: float, proxy: str, convention: str, size: int) -> None:
     """Two workers in turn, so that snapshots are stale. The proxies differ in whose moment a commit continues."""
-    eta, mu, kappa, epsilon, pi_max = F(0.05), F(0.9), F(1.5), F(1e-12), F(5)
+    eta, mu, kappa, epsilon, pi_max = 0.05, 0.9, F(1.5), F(1e-12), F(5)
     rule = make_rule("gem", snapshot=convention, proxy=proxy, kappa=1.5, epsilon=1e-12, against=against)
     random = np.random.default_rng(size)
     run = Run.of(rule, random.normal(size=size).astype(F), workers=2)
@@ -46,3 +46,27 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(against: float, p
         assert bits(run.theta) == bits(expected)
         assert bits(buffers["snapshot"]) == bits(snapshot)
         assert bits(moments[name]) == bits(moment)
+
+
+@pytest.mark.parametrize("convention", ["after", "paper", "reference"])
+def test_a_commit_counts_its_share_of_a_batch_bit_by_bit(convention: str) -> None:
+    rule, random = make_rule("gem", snapshot=convention, kappa=1.5, epsilon=1e-12), np.random.default_rng(3)
+    run = Run.of(rule, random.normal(size=BLOCK + 3).astype(F), workers=2)
+    for version in range(COMMITS):
+        update, buffers, weight = gradient(random, BLOCK + 3), run.workers[version % 2], [1.0, 0.375][version % 2]
+        theta, snapshot, moment, _ = gem(
+            run.theta.copy(), buffers["snapshot"], buffers["moment"], update, 0.05, 0.9, F(1.5), F(1e-12), F(5), convention,
+            weight=weight,
+        )  # fmt: skip
+        run.commit(update, version % 2, weight=weight)
+        assert bits(run.theta) == bits(theta)
+        assert bits(buffers["snapshot"]) == bits(snapshot)
+        assert bits(buffers["moment"]) == bits(moment)
+
+
+@pytest.mark.parametrize("name", ["downpour", "adaptive", "ringmaster"])
+def test_a_plain_rule_moves_theta_by_the_share_of_a_batch(name: str) -> None:
+    for weight in (1.0, 0.375):
+        run = Run.of(make_rule(name), np.zeros(5, F), workers=2)
+        run.commit(np.ones(5, F), staleness=1, weight=weight)
+        assert bits(run.theta) == bits(np.full(5, -F(0.05 * weight) / F(2 if name == "adaptive" else 1)))

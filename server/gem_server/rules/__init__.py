@@ -6,7 +6,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import require_schedule
 
 from gem_server.rules.aeasgd import Aeasgd
-from gem_server.rules.base import ArrayRule, PiFacts, RuleInput, Shared, UpdateRule
+from gem_server.rules.base import ArrayRule, PiFacts, RuleInput, Shared, UpdateRule, require_waiting, require_weighing
 from gem_server.rules.dana import Dana
 from gem_server.rules.dcasgd import DcAsgd
 from gem_server.rules.diloco import DiLoCo
@@ -81,13 +81,10 @@ def require_named(kept: str, asked: str | None) -> None:
 
 
 def rule_of(settings: Hyperparameters) -> UpdateRule:
-    """The rule that a run's hyper-parameters name. Raises ValueError as `make_rule`, for an invalid schedule, and if the rule
-    can't let replies wait as they ask for."""
+    """The rule that a run's hyper-parameters name. Raises ValueError as `make_rule`, for an invalid schedule, and if it can't
+    count commits by their shares of a batch, or let replies wait, as they ask for."""
     require_schedule(settings)
     rule = make_rule(**vars(settings))
-    if settings.reply_wait and (rule.replies_before or not rule.replies_may_wait):
-        raise ValueError(
-            f"rule {settings.rule} with these options can't let replies wait, as reply_wait={settings.reply_wait:g} asks for: "
-            "a worker must get the model of its own commit; set reply_wait to 0"
-        )
+    require_weighing(rule, settings)
+    require_waiting(rule, settings)
     return rule

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.update_kind import UpdateKind
 
@@ -121,8 +122,16 @@ class RuleInput:
     def count(self) -> float:
         """n, whole batches that shared the round of this commit, with itself: τ + 1 if all are whole. At least 1, and at most
         four for each worker: with overlap n is two for each, and one that was silent for long should not count as many."""
-        passed = self.staleness if self.passed is None else self.passed
-        return min(max(1.0, passed + self.weight), _MOST * self.workers)
+        return max(1.0, min(self._passed + self.weight, _MOST * self.workers))
+
+    @property
+    def delay(self) -> float:
+        """n − 1 if all batches are whole: those that were applied while the worker computed, with the same bound."""
+        return min(self._passed, _MOST * self.workers - 1)
+
+    @property
+    def _passed(self) -> float:
+        return self.staleness if self.passed is None else self.passed
 
 
 class UpdateRule(ABC):
@@ -146,6 +155,8 @@ class UpdateRule(ABC):
         kind: The update that it takes: a gradient, or the change that local steps made to the worker's parameters.
         reads_once: Whether `apply` is safe if the worker writes to the gradient at the same time. If not, it gets a copy.
         temporaries: Maximum number of arrays of shape (P,) that `apply` allocates.
+        weighs: Whether it counts a commit by its `weight`, the share of a whole batch that its gradient was computed on. If
+            not, all batches must be whole.
         by_element: Whether each element of θ and of the buffers depends only on the same element of the update, θ and the
             buffers, and on numbers that `RuleInput` gives. Only such a rule can run on several servers that each hold a range
             of θ.
@@ -160,6 +171,7 @@ class UpdateRule(ABC):
     replies_may_wait: bool = True
     reads_once: bool = False
     temporaries: int = 0
+    weighs: bool = False
     by_element: bool = False
 
     @property
@@ -283,6 +295,30 @@ def require_by_element(rule: UpdateRule) -> None:
         rule.by_element,
         f"rule {rule.name or type(rule).__name__} can't run on several servers with these options, as it does not treat each "
         "parameter by itself: use one server, without --range",
+    )
+
+
+def require_weighing(rule: UpdateRule, settings: Hyperparameters) -> None:
+    """Raises ValueError if batches are to be as large as workers are fast, and the run can't count them by their shares."""
+    if settings.smallest_share == 1:
+        return
+    what = f"smallest_share {settings.smallest_share:g} makes batches of different sizes"
+    for name, one in (("local_steps", 1), ("batch_variation", 0)):
+        value = getattr(settings, name)
+        require(value == one, f"{what}, which can't be combined with {name} {value:g}: set one of them to {one}")
+    require(
+        rule.weighs,
+        f"{what}, and rule {rule.name or type(rule).__name__} with these options does not count a commit by its batch's share: "
+        "set it to 1, or use gem with sgd, adam, adamw or lion",
+    )
+
+
+def require_waiting(rule: UpdateRule, settings: Hyperparameters) -> None:
+    """Raises ValueError if replies are to wait for others' commits, and the rule needs them at once."""
+    require(
+        not settings.reply_wait or (rule.replies_may_wait and not rule.replies_before),
+        f"reply_wait {settings.reply_wait:g} lets replies wait, and rule {rule.name or type(rule).__name__} with these options "
+        "must make them with their own commits: set it to 0",
     )
 
 

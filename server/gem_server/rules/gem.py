@@ -29,6 +29,8 @@ class Gem(GradientRule):
         π = clip((κ|m| − |θ_t − s|) / (|Δ| + ε), 0, π_max)      (Eqs. 19, 27; the clip is the authors' code)
         θ_{t+1} = θ_t + π·Δ
 
+    A gradient of the share w of a whole batch makes Δ = −η·w·g, and μ becomes μ^w.
+
     η' is η at the worker's last commit: the paper has no schedule. `reference` leaves it out.
 
     The snapshot s, by convention:
@@ -87,6 +89,10 @@ class Gem(GradientRule):
         return isinstance(self._proxy, Momentum)
 
     @property
+    def weighs(self) -> bool:  # type: ignore[override]
+        return type(self._proxy) is Momentum
+
+    @property
     def by_element(self) -> bool:  # type: ignore[override]
         return self._proxy.by_element
 
@@ -139,7 +145,7 @@ class Gem(GradientRule):
         super().pull(theta, buffers)
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
-        eta = self.learning_rate * rule_input.factor
+        eta = self.learning_rate * rule_input.factor * rule_input.weight
         if self._by_reference:
             rule_input = replace(rule_input, eta_change=1.0)
         displacement = self._proxy.displacement(update, eta, buffers, rule_input)

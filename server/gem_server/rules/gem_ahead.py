@@ -26,12 +26,15 @@ class GemAhead(GradientRule):
 
     `rules/specification.py` has these equations in NumPy. With n = τ + 1, at most four for each worker, and h = (n + 1)/2:
 
-        Δ = the n-th part of a step with the mean of n gradients        (`rules/optimizers.py`)
+        Δ = w times the n-th part of a step with the mean of n gradients (`rules/optimizers.py`)
         π = clip((κ·√n·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)           (Eqs. 19, 27; Δ is its own proxy)
         θ_{t+1} = θ_t + π·Δ
-        s = θ_{t+1} + ρ·(n − 1)·k/(k + 1)·π·Δ                            what the worker gets, and computes its next gradient on
+        s = θ_{t+1} + ρ·(n − 1)·k/(k + 1)·π·Δ/w                          what the worker gets, and computes its next gradient on
 
-    k is the sum of 1/h over the commits so far: the first steps foretell little.
+    k is the sum of w/h over the commits so far: the first steps foretell little.
+
+    w is the share of a whole batch that g was computed on. If it is below 1, n is w and the sum of the others' w instead of
+    τ + 1, and n − 1 in s is that sum without w.
 
     n is how many commits shared the round that this gradient took: with equal workers their number. A fast worker among slow
     ones has a small n, and its commits count nearly as those of one alone. The bound is for a worker that was silent for long.
@@ -60,23 +63,27 @@ class GemAhead(GradientRule):
         require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")
 
     @property
+    def weighs(self) -> bool:  # type: ignore[override]
+        return self.kind == "gradient"  # the steps of a worker's own optimizer are as long for a smaller batch
+
+    @property
     def numbers(self) -> Mapping[str, float]:  # type: ignore[override]
         return _NUMBERS
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
         count = rule_input.count
         age = self._aged(rule_input, count)
-        numbers = np.array(self._optimizer.scalars(age, count), np.float32)
+        numbers = np.array(self._optimizer.scalars(age, count, rule_input.weight), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
         step = Step(moments, self._optimizer.code, numbers, self._decay, self._bound(self.pi_max))
-        ahead = self._optimizer.reach * (count - 1) * age / (age + 1)
-        scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead)
+        ahead = self._optimizer.reach * rule_input.delay * age / (age + 1) / rule_input.weight
+        scalars = self._scalars(self.learning_rate * rule_input.factor * rule_input.weight, count, ahead)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
     def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
         """In units of k/(k + 1) times the last step: until the next commit all workers have them in common."""
         reach = min(1.0, self._optimizer.reach) if released else self._optimizer.reach
-        return reach * (rule_input.count - rule_input.weight)
+        return reach * rule_input.delay
 
     def release(self, theta: Vector, buffers: Buffers, source: Vector | None, ratio: float) -> None:
         """s = θ + r·(s' − θ), with the snapshot s' that lies ahead of θ by the last step."""
@@ -88,10 +95,10 @@ class GemAhead(GradientRule):
             np.copyto(buffers["answer"], buffers["snapshot"])
 
     def _aged(self, rule_input: RuleInput, count: float) -> float:
-        """k, the sum of 1/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
-        numbers = rule_input.shared.numbers
+        """k, the sum of w/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
+        numbers, weight = rule_input.shared.numbers, rule_input.weight
         before = numbers.get("age", -1.0)
-        numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / self._optimizer.span(count)
+        numbers["age"] = (before if before >= 0 else rule_input.version) + weight / self._optimizer.span(count, weight)
         return numbers["age"]
 
     def _scalars(self, eta: float, count: float, ahead: float) -> Scalars:

@@ -39,16 +39,17 @@ class SharedOptimizer(ABC):
     def largest(self, learning_rate: float) -> np.float32:
         """The largest |g| that it takes in."""
 
-    def span(self, count: float) -> float:
-        """h = (n + 1)/2: how many commits count as one gradient in its memory."""
+    def span(self, count: float, weight: float = 1.0) -> float:
+        """h = (n + 1)/2: how many commits of this weight count as one gradient in its memory."""
         return (count + 1) / 2
 
-    def scalars(self, age: float, count: float = 1) -> tuple[float, ...]:
+    def scalars(self, age: float, count: float = 1, weight: float = 1.0) -> tuple[float, ...]:
         """The numbers of its equations for a commit, in the order that its compiled step takes.
 
         Args:
-            age: k, the sum of 1/h over the commits so far, this one included.
+            age: k, the sum of w/h over the commits so far, this one included.
             count: n: n commits together make a step of one optimizer that sees the mean of n gradients.
+            weight: w: the gradient is the mean of that share of a whole batch, and remembered by that share.
         """
         return (1 / math.sqrt(count),)  # an update that is a step already is multiplied by it
 
@@ -79,14 +80,14 @@ class _WithMoments(SharedOptimizer):
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             require(0 <= beta <= 0.99999, f"{name} must lie in [0, 0.99999], not {beta}")
 
-    def span(self, count: float) -> float:
-        """h, but no longer than a float32 sum with the weight 1 − β₂^(1/h) still grows."""
-        return max(1.0, min(super().span(count), math.log(max(self.beta2, 1e-9)) / math.log(_MAX_BETA)))
+    def span(self, count: float, weight: float = 1.0) -> float:
+        """h, but no longer than a float32 sum with the weight 1 − β₂^(w/h) still grows."""
+        return max(1.0, min(super().span(count), weight * math.log(max(self.beta2, 1e-9)) / math.log(_MAX_BETA)))
 
-    def _weights(self, count: float) -> tuple[float, float, float, float]:
-        """β₁^(1/h) and β₂^(1/h), each followed by what it leaves for the new gradient."""
-        h = self.span(count)
-        beta1, beta2 = self.beta1 ** (1 / h), self.beta2 ** (1 / h)
+    def _betas(self, count: float, weight: float) -> tuple[float, float, float, float]:
+        """β₁^(w/h) and β₂^(w/h), each followed by what it leaves for the new gradient."""
+        part = weight / self.span(count, weight)
+        beta1, beta2 = self.beta1**part, self.beta2**part
         return beta1, 1 - beta1, beta2, 1 - beta2
 
 
@@ -99,6 +100,9 @@ class Adam(_WithMoments):
 
     With n > 1, ours, β₁ and β₂ become β₁^(1/h) and β₂^(1/h), and √v̂ becomes √(v̂ + (n − 1)·m̂⊙m̂). That is the n-th part
     of a step at the rate √n·η_t with the mean of n gradients, whose mean square is m̂⊙m̂ + (v̂ − m̂⊙m̂)/n.
+
+    A gradient of the share w of a whole batch has 1/w of its variance, and w of its part in the memory: β^(w/h), and v takes
+    in w·g⊙g.
 
     Weight decay is in the gradients: workers add it.
     """
@@ -114,9 +118,10 @@ class Adam(_WithMoments):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(1e18)  # it is squared
 
-    def scalars(self, age: float, count: float = 1) -> tuple[float, ...]:
+    def scalars(self, age: float, count: float = 1, weight: float = 1.0) -> tuple[float, ...]:
         correct1, correct2 = 1 / (1 - self.beta1**age), 1 / (1 - self.beta2**age)
-        return (*self._weights(count), correct1, correct2, self.epsilon, count - 1)
+        beta1, rest1, beta2, rest2 = self._betas(count, weight)
+        return beta1, rest1, beta2, rest2 * weight, correct1, correct2, self.epsilon, count - 1
 
 
 @dataclass(frozen=True)
@@ -146,8 +151,8 @@ class Lion(_WithMoments):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(MAX_MAGNITUDE)
 
-    def scalars(self, age: float, count: float = 1) -> tuple[float, ...]:
-        return (*self._weights(count), 1 / math.sqrt(count))
+    def scalars(self, age: float, count: float = 1, weight: float = 1.0) -> tuple[float, ...]:
+        return (*self._betas(count, weight), 1 / math.sqrt(count))
 
 
 @dataclass(frozen=True)

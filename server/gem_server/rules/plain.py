@@ -21,7 +21,9 @@ _MOST_SCALED = 100.0  # how many times Δ a rescaled commit moves θ at most
 class Downpour(GradientRule):
     """Plain asynchronous SGD (Dean et al. 2012, NeurIPS 25).
 
-    θ_{t+1} = θ_t + Δ       Δ = −η·g, or the change that λ > 1 local steps made to the worker's parameters
+    θ_{t+1} = θ_t + Δ       Δ = −η·w·g, or the change that λ > 1 local steps made to the worker's parameters
+
+    w is the share of a whole batch that g was computed on.
 
     With another optimizer, Δ is its step (`rules/optimizers.py`): plain asynchronous Adam, for example.
     """
@@ -40,13 +42,17 @@ class Downpour(GradientRule):
     def kind(self) -> UpdateKind:
         return "delta" if self.local_steps > 1 else super().kind
 
+    @property
+    def weighs(self) -> bool:  # type: ignore[override]
+        return self._is_sgd and self.kind == "gradient"
+
     def divisor(self, rule_input: RuleInput) -> float:
         """The number that divides a commit's Δ."""
         return 1.0
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         parts = self.threads.parts(theta.size)
-        eta = self.learning_rate * rule_input.factor
+        eta = self.learning_rate * rule_input.factor * rule_input.weight
         code = self._optimizer.code if self.kind == "gradient" else GIVEN
         arguments = (
             parts, theta, update, *self._optimizer.state(rule_input.shared.buffers), buffers["snapshot"],
@@ -84,6 +90,7 @@ class Rescaled(Downpour):
     """
 
     name: ClassVar[str] = "rescaled"
+    weighs = False  # a slow worker moves θ as far as a fast one
 
     def __post_init__(self) -> None:
         require(self._is_sgd, f"rule rescaled scales the steps of SGD: it can't be combined with --optimizer {self.optimizer}")
@@ -107,6 +114,7 @@ class Agn(Downpour):
 
     local_steps: int = 4
     name: ClassVar[str] = "agn"
+    weighs = False
 
     def __post_init__(self) -> None:
         require(self._is_sgd, f"rule agn averages the gradients of SGD: it can't be combined with --optimizer {self.optimizer}")

@@ -62,10 +62,10 @@ class Proxy(ABC):
 
 
 class Momentum(Proxy):
-    """m ← μ·m + Δ (Eq. 24), for each worker: the step of sequential momentum SGD. The default."""
+    """m ← μ^w·m + Δ (Eq. 24, which has w = 1), for each worker: the step of sequential momentum SGD. The default."""
 
     def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
-        return Displacement(buffers["moment"], self.momentum * rule_input.eta_change)
+        return Displacement(buffers["moment"], self.momentum**rule_input.weight * rule_input.eta_change)
 
 
 class Nesterov(Proxy):

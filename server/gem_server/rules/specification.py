@@ -15,20 +15,22 @@ FULLY = np.float32(1)  # the paper's rule: θ − s counts fully, whichever way 
 
 def gem(
     theta: Vector, snapshot: Vector, moment: Vector, gradient: Vector,
-    eta: np.float32, mu: np.float32, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
-    convention: str = "after", against: np.float32 = FULLY,
+    eta: float, mu: float, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
+    convention: str = "after", against: np.float32 = FULLY, weight: float = 1.0,
 ) -> tuple[Vector, Vector, Vector, Vector]:  # fmt: skip
-    """One commit of a worker with moment m and snapshot s; arrays are float32, of shape (P,).
+    """One commit of a worker with moment m and snapshot s; arrays are float32, of shape (P,). `weight` is the share of a whole
+    batch that the gradient was computed on.
 
     Returns:
         θ_{t+1}, the new s, the new m, and π.
     """
-    delta = -eta * gradient
-    moment = mu * moment + delta  # (24)
+    f = np.float32
+    delta = -f(eta * weight) * gradient
+    moment = f(mu**weight) * moment + delta  # (24)
     divisor = abs(delta + epsilon) if convention == "reference" else abs(delta) + epsilon
     with np.errstate(divide="ignore", invalid="ignore"):
         pi = (kappa * abs(moment) - used(theta - snapshot, delta, against)) / divisor  # (19), (27)
-    pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), np.float32(0), pi_max)  # 0/0 counts as 0
+    pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), f(0), pi_max)  # 0/0 counts as 0
     after = theta + pi * delta
     return after, after if convention == "after" else theta, moment, pi
 
@@ -39,45 +41,46 @@ def used(moved: Vector, delta: Vector, against: np.float32) -> Vector:
     return abs(moved) * np.where((moved < 0) == (delta < 0), np.float32(1), against)
 
 
-def spanned(count: int, beta2: float) -> float:
-    """h = (n + 1)/2, but so that β₂^(1/h) is at most 0.999999: a float32 sum with a smaller weight does not grow."""
-    return max(1.0, min((count + 1) / 2, math.log(max(beta2, 1e-9)) / math.log(0.999999)))
+def spanned(count: float, beta2: float, weight: float) -> float:
+    """h = (n + 1)/2, but so that β₂^(w/h) is at most 0.999999: a float32 sum with a smaller weight does not grow."""
+    return max(1.0, min((count + 1) / 2, weight * math.log(max(beta2, 1e-9)) / math.log(0.999999)))
 
 
 def adam(
-    theta: Vector, first: Vector, second: Vector, gradient: Vector, age: float, count: int,
-    eta: np.float32, beta1: float, beta2: float, epsilon: np.float32, decay: np.float32,
+    theta: Vector, first: Vector, second: Vector, gradient: Vector, age: float, count: float,
+    eta: float, beta1: float, beta2: float, epsilon: np.float32, decay: np.float32, weight: float = 1.0,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """The step of Adam, or with a weight decay of AdamW: Δ and both new moments. With n = `count`, h = (n + 1)/2 and
-    `age`, k, is the sum of 1/h over the commits so far, this one included. With n = 1 it is the papers' step."""
-    f, span = np.float32, spanned(count, beta2)
+    """The step of Adam, or with a weight decay of AdamW: Δ and both new moments. With n = `count`, h = (n + 1)/2 and `age`, k,
+    is the sum of w/h over the commits so far, this one included; w is `weight`. With n = w = 1 it is the papers' step."""
+    f, part = np.float32, weight / spanned(count, beta2, weight)
     correct1, correct2 = 1 / (1 - beta1**age), 1 / (1 - beta2**age)
-    beta1, beta2 = beta1 ** (1 / span), beta2 ** (1 / span)
+    beta1, beta2 = beta1**part, beta2**part
     first = f(beta1) * first + f(1 - beta1) * gradient
-    second = f(beta2) * second + f(1 - beta2) * gradient * gradient
+    second = f(beta2) * second + f((1 - beta2) * weight) * gradient * gradient
     mean = first * f(correct1)
     square = second * f(correct2) + f(count - 1) * (mean * mean)
-    return -eta * (mean / (np.sqrt(square) + epsilon) + decay * theta), first, second
+    return -f(eta * weight) * (mean / (np.sqrt(square) + epsilon) + decay * theta), first, second
 
 
 def lion(
-    theta: Vector, moment: Vector, gradient: Vector, count: int,
-    eta: np.float32, beta1: float, beta2: float, decay: np.float32,
+    theta: Vector, moment: Vector, gradient: Vector, count: float,
+    eta: float, beta1: float, beta2: float, decay: np.float32, weight: float = 1.0,
 ) -> tuple[Vector, Vector]:  # fmt: skip
-    """The step of Lion: Δ and the new moment. With n = `count` = 1 it is the paper's step."""
-    f, span = np.float32, spanned(count, beta2)
-    beta1, beta2 = beta1 ** (1 / span), beta2 ** (1 / span)
+    """The step of Lion: Δ and the new moment. With n = `count` = w = `weight` = 1 it is the paper's step."""
+    f, part = np.float32, weight / spanned(count, beta2, weight)
+    beta1, beta2 = beta1**part, beta2**part
     sign = f(1 / np.sqrt(count)) * np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
-    return -eta * (sign + decay * theta), f(beta2) * moment + f(1 - beta2) * gradient
+    return -f(eta * weight) * (sign + decay * theta), f(beta2) * moment + f(1 - beta2) * gradient
 
 
 def match(
-    theta: Vector, snapshot: Vector, delta: Vector, age: float, count: int,
-    kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float,
+    theta: Vector, snapshot: Vector, delta: Vector, age: float, count: float, delay: float,
+    kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float, weight: float = 1.0,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """Matches the step Δ of an optimizer, its own proxy, with n = `count`: θ_{t+1}, the new s, and π."""
+    """Matches the step Δ of an optimizer, its own proxy, with n = `count`: θ_{t+1}, the new s, and π. `delay` sums the weights
+    of the commits while the worker computed: n − 1 if all are 1."""
     f = np.float32
-    ahead = f(reach * (count - 1) * age / (age + 1))
+    ahead = f(reach * delay * age / (age + 1) / weight)
     with np.errstate(divide="ignore", invalid="ignore"):
         pi = (f(kappa * np.sqrt(count)) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), f(0), pi_max)

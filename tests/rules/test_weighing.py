@@ -1,0 +1,39 @@
+"""Which rules count a commit by its share of a batch: the others refuse batches of different sizes when the server starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_server.rules import rule_of
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"optimizer": name} for name in ("sgd", "adam", "adamw", "lion")]
+    + [{"rule": name} for name in ("downpour", "adaptive", "ringmaster")],
+)
+def test_these_rules_take_batches_of_different_sizes(settings: dict[str, Any]) -> None:
+    rule_of(Hyperparameters(smallest_share=0.25, **settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"rule_options": f"proxy={name}"} for name in ("nesterov", "adam", "global", "yellowfin")]
+    + [{"rule": name} for name in ("rescaled", "agn", "aeasgd", "dcasgd", "fedasync", "fedbuff", "diloco", "dana")]
+    + [{"optimizer": "worker"}, {"rule": "downpour", "optimizer": "adamw"}],
+)
+def test_the_others_refuse_them_in_one_line_and_take_whole_batches(settings: dict[str, Any]) -> None:
+    rule_of(Hyperparameters(**settings))
+    with pytest.raises(ValueError, match=r"^smallest_share 0.25 .* rule \w+ with these options .*: set it to 1, or use gem"):
+        rule_of(Hyperparameters(smallest_share=0.25, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"local_steps": 4}, "with local_steps 4: set one of them to 1"), ({"batch_variation": 0.5}, "0.5: set one of them to 0")],
+)
+def test_local_steps_and_random_sizes_are_refused_too(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        rule_of(Hyperparameters(rule="downpour", smallest_share=0.25, **settings))
