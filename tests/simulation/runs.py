@@ -40,3 +40,15 @@ def some_optimizer(settings: Hyperparameters, random: Random) -> tuple[Hyperpara
         schedule = Schedule("step", 3, 0.1, 5, 0.5) if random.random() < 0.5 else None
         return settings, OptimizerChoice(optimizer, schedule=schedule)
     return replace(settings, optimizer=optimizer), None
+
+
+def some_wait(settings: Hyperparameters, random: Random) -> Hyperparameters:
+    """In some runs replies wait for others' commits, if their rule allows it. Steps are short here, so they wait for long."""
+    waiting = replace(settings, reply_wait=0.5)
+    if random.random() >= 0.3:
+        return settings
+    try:
+        rule_of(waiting)
+    except ValueError:
+        return settings
+    return waiting
