@@ -19,8 +19,17 @@ from gem_ctl.columns import fitted
 _SPARKS = 58  # characters of a curve at most, beside the label and the value that it ends with
 _BEFORE_SPARKS = 22
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
-_WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "via", "lease")
-_SPARE = ("shards", "via", "rejected", "lease", "loss", "staleness")  # left out on a narrow terminal, in this order
+_WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "pace", "share", "shards", "rejected", "via", "lease")
+_SPARE = (
+    "share",
+    "pace",
+    "shards",
+    "via",
+    "rejected",
+    "lease",
+    "loss",
+    "staleness",
+)  # left out on a narrow terminal, in this order
 
 
 def status(run: pb.GetStatusResponse, ranges: Sequence[str] = (), width: int = 80) -> str:
@@ -82,6 +91,8 @@ def _worker(worker: pb.WorkerStatus) -> tuple[str, ...]:
         f"{worker.staleness}",
         optional(worker, "pi_median", ".3f"),
         optional(worker, "loss", ".4f"),
+        f"{worker.pace_seconds:.3g} s" if worker.pace_seconds else "–",
+        f"{worker.batch_share:.3g}" if worker.batch_share else "–",
         f"{worker.shards}",
         f"{worker.rejected}",
         via(worker),

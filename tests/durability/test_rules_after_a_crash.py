@@ -15,6 +15,7 @@ from kit.raw_client import SMALL, Theta, Worker, chunks, theta_bits, wired
 from kit.server import Live, config, serving
 from simulation.truth import fingerprint
 
+SHARES = (0.5, 0.0, 0.3, 1.0, 0.25)  # of a batch; they count only in a run with `smallest_share`
 RULES = [
     ("gem", "proxy=nesterov"), ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("gem", "proxy=adam"),
     ("dcasgd", "mean_square=0.95"), ("aeasgd", ""), ("fedasync", "staleness=hinge"), ("fedbuff", "buffer_size=5"),
@@ -22,8 +23,8 @@ RULES = [
 ]  # fmt: skip
 
 
-def commit(worker: Worker, update: Theta) -> None:
-    header = worker.header(update_kind=worker.registration.update_kind)
+def commit(worker: Worker, update: Theta, share: float) -> None:
+    header = worker.header(update_kind=worker.registration.update_kind, batch_share=share)
     worker.took(worker.wire.whole("Commit", header, *chunks(update)).answer(worker.size))
 
 
@@ -31,11 +32,17 @@ def state(live: Live) -> bytes:
     return live.on_loop(lambda: fingerprint(live.core))
 
 
-@pytest.mark.parametrize(("rule", "options"), RULES, ids=lambda value: value or "-")
-def test_a_run_goes_on_to_the_bit_as_it_would_have(rule: str, options: str, tmp_path: Path) -> None:
+CASES = {
+    **{f"{rule}-{options or '-'}": Hyperparameters(rule=rule, rule_options=options) for rule, options in RULES},
+    "shares": Hyperparameters(smallest_share=0.25),
+    "shares-adamw": Hyperparameters(optimizer="adamw", smallest_share=0.25, schedule="cosine", decay_versions=9),
+}
+
+
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+def test_a_run_goes_on_to_the_bit_as_it_would_have(settings: Hyperparameters, tmp_path: Path) -> None:
     """The crash is a copy of the folder, taken in the middle of a rule's window, with a checkpoint on the way. Both servers
     then get the same commits."""
-    settings = Hyperparameters(rule=rule, rule_options=options)
     logged = config(settings, checkpoint_dir=tmp_path / "run", durability="log")
     updates = np.random.default_rng(1).normal(size=(18, SMALL.size)).astype(np.float32)
     with ExitStack() as open_:
@@ -43,7 +50,7 @@ def test_a_run_goes_on_to_the_bit_as_it_would_have(rule: str, options: str, tmp_
         wire = open_.enter_context(wired(live))
         workers = wire.crew(3)
         for turn, update in enumerate(updates[:12]):
-            commit(workers[turn % 3 if turn != 9 else 1], update)
+            commit(workers[turn % 3 if turn != 9 else 1], update, SHARES[turn % 5])
             if turn == 5:
                 wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
         shutil.copytree(tmp_path / "run", tmp_path / "crashed")
@@ -55,7 +62,7 @@ def test_a_run_goes_on_to_the_bit_as_it_would_have(rule: str, options: str, tmp_
             worker = workers[turn % 2]
             twin = Worker(after, worker.registration)
             twin.sequence, twin.base_version = worker.sequence, worker.base_version
-            commit(twin, update)
-            commit(worker, update)
+            commit(twin, update, SHARES[turn % 5])
+            commit(worker, update, SHARES[turn % 5])
         assert theta_bits(back) == theta_bits(live)
         assert state(back) == state(live)

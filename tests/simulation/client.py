@@ -51,6 +51,7 @@ class Client:
         overlap: Whether it computes its next gradient while a commit is under way.
         parts: What each range holds of the model.
         truth: Is told of what the worker sends and believes.
+        shares: Decides what shares of a batch its gradients have.
 
     Attributes:
         waiting: The requests that are not answered yet, by range.
@@ -59,7 +60,9 @@ class Client:
         stopped: Why it has given up, as the SDK raises it to the caller; empty if it has not.
     """
 
-    def __init__(self, name: str, random: Random, overlap: bool, parts: Sequence[Layout], truth: Everywhere) -> None:
+    def __init__(
+        self, name: str, random: Random, overlap: bool, parts: Sequence[Layout], truth: Everywhere, shares: Random
+    ) -> None:
         self.name = name
         self.overlap = overlap
         self.form: Format = random.choice([FLOAT32, FLOAT32, BFLOAT16, INT8])
@@ -70,7 +73,7 @@ class Client:
         self.truth = truth
         self._parts = parts
         self._encoders = [self.form.encoder(part.size) for part in parts]
-        self._random = random
+        self._random, self._shares = random, shares
         self._operations = 0
         self._values: dict[int, Any] = {}  # of the operation's responses so far, by range
         self._errors: dict[int, GemError] = {}
@@ -178,14 +181,15 @@ class Client:
         """The parts of a commit, one for each range. Sometimes one holds a NaN."""
         older = self.overlap and self._random.random() < 0.5
         bad = self._random.randrange(len(self._parts)) if self.form is FLOAT32 and self._random.random() < 0.05 else None
-        commits = []
+        share, commits = self._shares.choice([0.0, 1.0, 0.1, 0.3, 0.5, 0.7]), []
         for index, part in enumerate(self._parts):
             gradient = np.array([self._random.gauss(0, 1) for _ in range(part.size)], np.float32)
             if index == bad:
                 gradient[self._random.randrange(part.size)] = np.nan
             base = (self._before if older else self.versions)[index]
             payload = encoded(self._encoders[index], gradient)
-            commits.append({"sequence": self.sequence + 1, "base": base, "dtype": self.form.dtype, "payload": payload})
+            head = {"sequence": self.sequence + 1, "base": base, "dtype": self.form.dtype, "share": share}
+            commits.append({**head, "payload": payload})
         return commits
 
     # -- what became of it

@@ -141,10 +141,12 @@ class Machine(Host):
         if held is not None and shard not in core.ledger.held:
             self.everywhere.completes(lease, shard)
 
-    def _serve_commit(self, request: Request, lease: str, sequence: int, base: int, dtype: int, payload: bytes) -> None:
+    def _serve_commit(
+        self, request: Request, lease: str, sequence: int, base: int, dtype: int, share: float, payload: bytes
+    ) -> None:
         server, core = self.server, self.server.core
         header = Header(
-            lease, sequence, base, self.layout.fingerprint, None, self.setup.settings.batch_size, core.rule.kind
+            lease, sequence, base, self.layout.fingerprint, None, self.setup.settings.batch_size, core.rule.kind, share
         )  # fmt: skip
         older = server.arriving.pop(lease, None)
         begun = older is not None and older.request.operation == request.operation

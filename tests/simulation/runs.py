@@ -42,6 +42,16 @@ def some_optimizer(settings: Hyperparameters, random: Random) -> tuple[Hyperpara
     return replace(settings, optimizer=optimizer), None
 
 
+def some_shares(settings: Hyperparameters, choice: OptimizerChoice | None, random: Random) -> Hyperparameters:
+    """In many runs batches are as large as workers are fast, if the rule can count their shares."""
+    shared = replace(settings, smallest_share=0.25)
+    try:
+        rule_of(replace(shared, optimizer=choice.optimizer if choice else settings.optimizer))
+    except ValueError:
+        return settings
+    return shared if random.random() < 0.6 else settings
+
+
 def some_wait(settings: Hyperparameters, random: Random) -> Hyperparameters:
     """In some runs replies wait for others' commits, if their rule allows it. Steps are short here, so they wait for long."""
     waiting = replace(settings, reply_wait=0.5)

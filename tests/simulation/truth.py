@@ -27,8 +27,8 @@ def fingerprint(core: Core) -> bytes:
     """A hash of everything that a recovered server must have, bit for bit."""
     digest = hashlib.blake2b(core.central.theta.tobytes(), digest_size=16)
     for lease in sorted(core.leases.live.values(), key=lambda lease: lease.lease_id):
-        spare = lease.spare_version if lease.overlaps else None
-        place = (lease.lease_id, lease.worker, lease.sequence, lease.base_version, spare)
+        spare = (lease.spare_version, lease.spare_progress) if lease.overlaps else None
+        place = (lease.lease_id, lease.worker, lease.sequence, lease.base_version, lease.progress, spare)
         digest.update(repr(place).encode())
         for name in sorted(lease.buffers):
             digest.update(lease.buffers[name].tobytes())
@@ -38,7 +38,8 @@ def fingerprint(core: Core) -> bytes:
     ledger["held"] = sorted(ledger["held"])
     ledger["next_id"] %= 1 << 32  # above that is the range, which a start that keeps no log chooses
     numbers = sorted(core.shared.numbers.items())
-    digest.update(repr((core.central.version, core.steps_done, core.samples_committed, numbers, ledger)).encode())
+    counts = core.central.version, core.central.progress, core.rounds, core.samples_committed
+    digest.update(repr((counts, core.steps_done, numbers, ledger)).encode())
     return digest.digest()
 
 

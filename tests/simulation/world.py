@@ -23,7 +23,7 @@ from simulation.disk import PowerFailure
 from simulation.everywhere import Everywhere
 from simulation.host import Setup
 from simulation.machine import Machine
-from simulation.runs import EPOCHS, some_optimizer, some_settings, some_wait
+from simulation.runs import EPOCHS, some_optimizer, some_settings, some_shares, some_wait
 from simulation.truth import Known, Truth, require
 
 UNIT = 4  # elements: a range begins at a multiple of this here
@@ -72,6 +72,7 @@ class World:
 
     def __init__(self, seed: int, folder: Path, count: int = 1, clients: int = 3, backups: int = 1) -> None:
         self.random = random = Random(seed)
+        self._shares = Random(f"{seed}: the shares")
         self.network: list[Request | Response] = []
         self.count, self._names, self._ids, self.went_back = count, clients, 0, 0
         self._again = 0.3 if count == 1 else CALM_AGAIN  # each repeat may end a lease: several servers would get nowhere
@@ -88,7 +89,7 @@ class World:
         self._waits = settings.reply_wait > 0
         for client in self.clients.values():
             client.most_batches = self._most_batches
-        setup = Setup(settings, choice, LAYOUT)
+        setup = Setup(some_shares(settings, choice, self._shares), choice, LAYOUT)
         if count == 1:
             setup = replace(setup, unlogged=random.choice([0.0, 0.0, 0.5]), memory_limit=self._some_memory_limit(setup))
         if setup.unlogged:
@@ -96,7 +97,7 @@ class World:
         self.machines = [self._new_machine(setup, folder / str(index), index) for index in range(count)]
 
     def _new_client(self, name: str) -> Client:
-        client = Client(name, self.random, self.random.random() < 0.3, self._parts, self.truth)
+        client = Client(name, self.random, self.random.random() < 0.3, self._parts, self.truth, self._shares)
         client.most_batches = self._most_batches
         return client
 

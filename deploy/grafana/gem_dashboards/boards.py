@@ -275,6 +275,12 @@ STALENESS = Dashboard(
             (Query(f"sum by (worker) ({rate('gem_worker_commits_total')})", "{{worker}}"),),
         ),
         Panel(
+            "Batch share of each worker",
+            "The share of a whole batch that the worker's gradients have, so that all take about as long as the fastest "
+            "(smallest_share). Good: 1 for the fastest, and steady. 1 for all if smallest_share is 1.",
+            (Query(f"max by (worker) (gem_worker_batch_share{LEAD})", "{{worker}}"),),
+        ),
+        Panel(
             "Rejected commits of each worker",
             "Good: none. If only one worker has some, its data or its program differs from the others'. Of several "
             "servers: at the one that rejected most.",

@@ -65,7 +65,7 @@ class CentralVariable:
         """A copy of the current θ, shared by all readers of this version. Call it between two commits."""
         found = self._copies.get(self.version)
         if found is None:
-            found = self._copies[self.version] = Copy(self.version, self.theta.copy())
+            found = self._copies[self.version] = Copy(self.version, self.progress, self.theta.copy())
         return found
 
     @property
@@ -84,6 +84,7 @@ class Copy:
     """θ at one version, freed when the last reader is done."""
 
     version: int
+    progress: float
     theta: Vector
 
 

@@ -141,6 +141,11 @@ def require_applicable(header: Header, kind: UpdateKind, settings: Hyperparamete
     """Raises InvalidRequest if a rule that takes updates of this kind could not apply the commit at this version."""
     if header.samples > MAX_SAMPLES:
         raise InvalidRequest(f"a commit of {header.samples} samples: at most {MAX_SAMPLES} are allowed")
+    if not 0 <= header.share <= 1:  # NaN neither
+        raise InvalidRequest(
+            f"a commit computed on {header.share:g} of a whole batch: its batch_share is above 0 and at most 1, or 0 for a "
+            "whole batch"
+        )
     if header.kind != kind:
         raise InvalidRequest(
             f"rule {settings.rule} with {settings.local_steps} local steps takes a {kind}, but this commit holds a "

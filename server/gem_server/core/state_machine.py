@@ -288,6 +288,7 @@ class Core:
         checks.require_layout(self.central.layout, header.fingerprint)
         if (repeat := checks.repeated(lease, header.sequence)) is not None:
             self.outcomes[Outcome.REPEATED] += 1
+            self.leases.timetable.resumed(lease.lease_id, self.shares.weight(header.share))
             return repeat, lease
         gaps = not self.part.whole
         if gaps:

@@ -88,6 +88,10 @@ class Timetable:
             if steps.began is not None:
                 steps.began = min(steps.began + seconds, now)
 
+    def resumed(self, lease_id: str, share: float) -> None:
+        """A worker repeats a commit. If that is from before a restart, the worker goes on with that share."""
+        self._steps.setdefault(lease_id, _Steps(None, share))
+
     def interrupted(self, lease_id: str) -> None:
         """A worker's step does not count, as the server stood still meanwhile."""
         if lease_id in self._steps:

@@ -148,7 +148,9 @@ class CommitPath:
         waiting = self.apply_loop.awaited(lease, sequence) or self.undurable(lease)
         if waiting is not None:
             return waiting
-        return messages.commit_result(self.apply_loop.applied(lease, sequence), lease.base_version)
+        core, applied = self.core, self.apply_loop.applied(lease, sequence)
+        share = core.leases.timetable.share(lease.lease_id) if core.part.leads else 0.0
+        return messages.commit_result(applied, lease.base_version, lease.progress, share)
 
     # -- helpers
 

@@ -34,11 +34,13 @@ def header(message: pb.CommitHeader) -> Header:
         loss=message.loss if message.HasField("loss") else None,
         samples=message.sample_count,
         kind=kind_of(message.update_kind),
+        share=message.batch_share,
     )
 
 
-def commit_result(applied: Applied, base_version: int) -> pb.CommitResult:
-    """The result of a commit. `base_version` is that of the θ sent with it: a pull after the commit may have made it newer."""
+def commit_result(applied: Applied, base_version: int, progress: float = 0.0, share: float = 0.0) -> pb.CommitResult:
+    """The result of a commit. `base_version` and `progress` are those of the θ sent with it: a pull after the commit may have
+    made it newer. `share` is that of a whole batch for the worker's next gradient; 0 from a server that does not lead."""
     return pb.CommitResult(
         sequence=applied.sequence,
         ticket=applied.ticket,
@@ -47,6 +49,8 @@ def commit_result(applied: Applied, base_version: int) -> pb.CommitResult:
         staleness=applied.staleness,
         pi=_pi_summary(applied.pi) if applied.pi else None,
         discarded=applied.discarded,
+        batch_share=share,
+        progress=progress,
     )
 
 

@@ -128,7 +128,8 @@ class TrainingServicer:
             self.path.held.give_up(request.lease_id)
             version = await self.apply_loop.between_commits(lambda: self.core.plan_pull(lease))
             await self.durability.settled()
-            await transfer.send(self._pull_opening(version=version), self.core.reply(lease), form)
+            opening = self._pull_opening(version=version, progress=lease.progress)
+            await transfer.send(opening, self.core.reply(lease), form)
 
     async def _pull_without_lease(self, transfer: Transfer, form: ThetaFormat) -> None:
         self.core.central.require_initialized()
@@ -136,7 +137,7 @@ class TrainingServicer:
         await self.durability.settled()
         layout = self.core.central.layout
         assert layout is not None
-        opening = self._pull_opening(version=copy.version, layout=layout.to_message(), peers=self.peers)
+        opening = self._pull_opening(version=copy.version, progress=copy.progress, layout=layout.to_message(), peers=self.peers)
         await transfer.send(opening, copy.theta, form, patience=READER_SECONDS)
 
     def _pull_opening(self, **fields: Any) -> bytes:

@@ -216,6 +216,20 @@ class Metrics(Collector):
             influence.add_metric([name], worker.influence)
             rejected.add_metric([name], worker.rejected)
         yield from (commits, staleness, influence, rejected)
+        yield from self._paces()
+
+    def _paces(self) -> Iterator[Metric]:
+        """How long each worker's steps take, and what share of a batch they have."""
+        help_ = "Seconds that a whole batch takes the worker, from a reply to the next commit: a moving mean."
+        paces = GaugeMetricFamily("gem_worker_pace_seconds", help_, labels=["worker"])
+        help_ = "The share of a whole batch that the worker's gradients have now."
+        shares = GaugeMetricFamily("gem_worker_batch_share", help_, labels=["worker"])
+        timetable = self._core.leases.timetable
+        for lease in islice(self._core.leases.live.copy().values(), MAX_WORKERS):
+            if (pace := timetable.pace(lease.lease_id)) is not None:
+                paces.add_metric([lease.worker], pace)
+            shares.add_metric([lease.worker], timetable.share(lease.lease_id))
+        yield from (paces, shares)
 
     def _training(self) -> Iterator[Metric]:
         progress = self._progress

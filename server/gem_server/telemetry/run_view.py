@@ -98,7 +98,7 @@ class RunView:
             stall=stall,
             worker_count=len(core.leases.live),
             lease_seconds=core.leases.duration,
-            learning_rate=server_rate(core.settings, core.central.version),
+            learning_rate=server_rate(core.settings, core.central.progress),
             commits_per_second=self._rate.value,
             nonfinite_losses=progress.nonfinite_losses,
             begin_version=self._begin_version,
@@ -152,6 +152,8 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         shards=shards,
         transport=mine.transport if mine else "",
         rejected=mine.rejected if mine else 0,
+        pace_seconds=core.leases.timetable.pace(lease.lease_id) or 0.0,
+        batch_share=core.leases.timetable.share(lease.lease_id),
         wait_seconds=mine.wait.value or 0.0 if mine else 0.0,
     )
 
