@@ -287,9 +287,11 @@ class Machine(Host):
                 return
             if isinstance(commit, Release):
                 commit.work, server.releasing = server.releases.plan(commit.lease_ids), commit
+                self.truth.being_made.update(commit.lease_ids)
                 return
             try:
                 server.step = server.core.begin(commit)
+                self.truth.being_made.add(commit.header.lease_id)
                 self.truth.begun = (commit.header.lease_id, commit.header.sequence)
             except LeaseEnded:
                 commit.upload.release()

@@ -66,6 +66,7 @@ class Truth:
         shards: What each id stands for that a worker was told.
         runs: The run that each commit was applied in.
         replies: What each lease's worker may have been sent as θ since the last one that it was told of, as hashes.
+        being_made: Leases whose next reply is being made: nobody knows it before.
         unlogged: Whether the server keeps no log now: then what it says may be forgotten.
     """
 
@@ -81,6 +82,7 @@ class Truth:
     shards: dict[int, tuple[str, int, int, int]] = field(default_factory=dict)
     runs: dict[Known, str] = field(default_factory=dict)
     replies: dict[str, list[bytes]] = field(default_factory=dict)
+    being_made: set[str] = field(default_factory=set)
     unlogged: bool = False
     _told_reply: set[str] = field(default_factory=set)  # leases whose workers have got one
     _fleeting: list[Callable[[], object]] = field(default_factory=list)  # what undoes all that was said without a log
@@ -124,6 +126,7 @@ class Truth:
     def makes(self, core: Core, lease: Lease) -> bytes:
         """Notes the reply that a lease's worker would get now, and returns its hash."""
         made = reply_hash(core, lease)
+        self.being_made.discard(lease.lease_id)
         self.replies.setdefault(lease.lease_id, []).append(made)
         return made
 
@@ -216,9 +219,9 @@ class Truth:
         self.consistent(core)
 
     def _replies_came_back(self, core: Core) -> None:
-        before, self.replies = self.replies, {}
+        before, making, self.replies, self.being_made = self.replies, self.being_made, {}, set()
         for lease_id, lease in core.leases.live.items():
-            known = lease_id not in self._told_reply or reply_hash(core, lease) in before[lease_id]
+            known = lease_id not in self._told_reply - making or reply_hash(core, lease) in before[lease_id]
             require(known, f"the server came back with a reply of {lease_id} from before the one that its worker got")
             self.makes(core, lease)
 

@@ -32,7 +32,7 @@ MAX_CALM_STEPS = 20_000
 CALM_AGAIN = (
     0.02  # how often a request is sent again that is under way; more often by those who have one server, while there is trouble
 )
-LONGER = 4  # times as many steps if replies wait: that begins when the workers' paces are known
+LONGER = 6  # times as many steps if replies wait: that begins when the workers' paces are known
 Choices = list[tuple[Callable[[], None], float]]  # actions, with their weights
 
 # How often what happens to a server: if it is alone, and if it is one of several, which have to get on meanwhile.
@@ -198,14 +198,15 @@ class World:
         return [
             *self.peace(), (self.drop, 0.5 if alone else 0.2), (self.repeat, 1), (self.client_dies, 0.1),
             (self.backup_begins, 0.0 if alone else 0.1 * self._often_backed_up), (self.backup_ends, 0.02), (self.check, 0.5),
-            *(choice for name, weights in RARE.items() for choice in self._for_each(name, self._rare(name, weights[not alone]))),
-            *(self._for_each("crash_while_held", 0.5 if alone else 0.05) if self._waits else ()),
+            *(choice for name in RARE for choice in self._for_each(name, self._rare(name, alone))),
+            *(self._for_each("crash_while_held", 1.0 if alone else 0.05) if self._waits else ()),
         ]  # fmt: skip
 
-    def _rare(self, name: str, weight: float) -> float:
-        """How often something rare happens. If replies wait, power fails while they do: a restart forgets whom to wait for, and
-        what a checkpoint holds is not replayed."""
-        return weight / 4 if self._waits and name in ("crash", "crash_soon", "checkpoint", "save") else weight
+    def _rare(self, name: str, alone: bool) -> float:
+        """How often something rare happens. If replies wait, most of it is rarer: a restart forgets whom to wait for, and what a
+        checkpoint holds is not replayed."""
+        rarer = self._waits and name not in ("save", "make_room", "recover")
+        return RARE[name][not alone] / (4 if rarer else 1)
 
     def _for_each(self, name: str, weight: float) -> Choices:
         return [(partial(self._at, machine, name), weight) for machine in self.machines]
