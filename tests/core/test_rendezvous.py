@@ -117,7 +117,7 @@ class Cluster:
     looks: int = 0
 
     def run(self) -> None:
-        arrivals = {worker: steps[0] for worker, steps in enumerate(self.steps)}
+        arrivals: dict[int, float] = {worker: steps[0] for worker, steps in enumerate(self.steps)}
         for worker in arrivals:
             self.rendezvous.timetable.began(str(worker), 0.0, 1.0)
         made, now = [1] * len(self.steps), 0.0
@@ -131,10 +131,10 @@ class Cluster:
             else:
                 now = arrivals.pop(first)
                 self._commits(str(first), now)
-            for worker in self.rendezvous.due(now):
-                held, most = self.since.pop(worker)
+            for lease in self.rendezvous.due(now):
+                held, most = self.since.pop(lease)
                 assert now - held <= most + EPSILON
-                self._computes(int(worker), now, made, arrivals)
+                self._computes(int(lease), now, made, arrivals)
             if first >= 0 and str(first) not in self.since and first not in arrivals:
                 self._computes(first, now, made, arrivals)
             self._nobody_waits_in_vain(now)

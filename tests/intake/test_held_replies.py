@@ -187,8 +187,8 @@ def test_after_a_crash_while_a_reply_is_held_the_commit_counts_once_and_is_answe
 
 
 def on_the_disk(live: Live) -> bool:
-    journal = live.server.parts.group_commit.journal
-    return bool(journal.durable == journal.appended)
+    log = live.server.parts.group_commit
+    return log is not None and log.journal.durable == log.journal.appended
 
 
 def test_commits_to_two_ranges_that_hold_replies_wait_at_most_the_bound_in_each(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 from gem_server import apply_loop
-from gem_server.core import checks, releases, state_machine
+from gem_server.core import checks, state_machine
 from gem_server.core.commits import Commit, Step
-from gem_server.core.facts import Applied, EndReason, LeadsAnswer, Registration
+from gem_server.core.facts import Applied, LeadsAnswer, Registration
 from gem_server.core.leases import Lease, LeaseTable
 from gem_server.core.records import Kind, Record
-from gem_server.core.releases import Releases
 from gem_server.core.shards import ShardLedger
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
-from gem_server.durability import checkpoint, recovery, replay, segment
+from gem_server.durability import checkpoint, recovery, segment
 from gem_server.durability.capture import Capture
 from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.journal import Journal, LogPosition
@@ -32,7 +31,7 @@ from simulation.backup import Backup
 from simulation.client import Client, Request
 from simulation.disk import SimulatedDisk
 from simulation.machine import Machine
-from simulation.server import Plan
+from simulation.server import Plan, Release
 from simulation.world import World, small
 
 SEVERAL_STEPS, STEPS = 6000, 1000
@@ -147,7 +146,7 @@ def releases_tickets_early(patch: pytest.MonkeyPatch) -> None:
 
 @planted(servers=1, seed=1)
 def serves_the_newest_ticket_first(patch: pytest.MonkeyPatch) -> None:
-    def newest(machine: Machine) -> Commit | Plan:
+    def newest(machine: Machine) -> Commit | Plan | Release:
         return machine.server.queue.pop()
 
     patch.setattr(Machine, "next_commit", newest)
@@ -326,87 +325,6 @@ def receives_into_memory_that_is_in_use(patch: pytest.MonkeyPatch) -> None:
 
     original = Uploads.end
     patch.setattr(Uploads, "end", end)
-
-
-# -- with held replies
-
-
-@planted(servers=1)
-def sends_a_held_reply_before_its_record_is_on_the_disk(patch: pytest.MonkeyPatch) -> None:
-    """Only the record of its commit is waited for."""
-    plan = Releases.plan
-
-    def hasty(held: Releases, lease_ids: Sequence[str]) -> Callable[[], None]:
-        live = held._core.leases.live
-        before = {lease_id: live[lease_id].recorded for lease_id in lease_ids if lease_id in live}
-        work = plan(held, lease_ids)
-        for lease_id, recorded in before.items():
-            live[lease_id].recorded = recorded
-        return work
-
-    patch.setattr(Releases, "plan", hasty)
-
-
-@planted(servers=1)
-def makes_a_held_reply_that_a_checkpoint_still_needs_as_it_is(patch: pytest.MonkeyPatch) -> None:
-    """A release changes a snapshot, and does not wait for the copy of it."""
-    release = releases.release
-
-    def careless(*arguments: Any) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Lease, "about_to_change", lambda lease: None)
-            release(*arguments)
-
-    patch.setattr(releases, "release", careless)
-
-
-@planted(servers=1)
-def makes_held_replies_for_a_checkpoint_to_wait_for_on_the_event_loop(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(apply_loop, "runs_inline", lambda core, lease: True)
-
-
-@planted(servers=1)
-def makes_the_held_reply_of_a_lease_that_has_ended(patch: pytest.MonkeyPatch) -> None:
-    """It is not given up, and the log tells of a reply to nobody."""
-    plan, end, ended = Releases.plan, LeaseTable.end, dict[str, Lease]()
-
-    def remembers(table: LeaseTable, lease: Lease, reason: EndReason) -> None:
-        ended[lease.lease_id] = lease
-        end(table, lease, reason)
-
-    def for_all(held: Releases, lease_ids: Sequence[str]) -> Callable[[], None]:
-        live = held._core.leases.live
-        gone = {lease_id: ended[lease_id] for lease_id in lease_ids if lease_id not in live}
-        live.update(gone)
-        try:
-            return plan(held, lease_ids)
-        finally:
-            for lease_id in gone:
-                del live[lease_id]
-
-    patch.setattr(LeaseTable, "end", remembers)
-    patch.setattr(Releases, "plan", for_all)
-    patch.setattr(Machine, "give_up_ended", lambda machine, lease_id: None)
-
-
-@planted(servers=1)
-def replays_no_release(patch: pytest.MonkeyPatch) -> None:
-    """A worker's snapshot would be the one of its commit, one might think."""
-    patch.setitem(replay._HANDLERS, Kind.RELEASED, lambda core, record, now: None)
-
-
-@planted(servers=1)
-def replays_a_release_from_theta_alone(patch: pytest.MonkeyPatch) -> None:
-    """The replies of `gem` around an optimizer lie ahead of θ."""
-    patch.setattr(
-        replay, "release", lambda core, ratios, source: releases.release(core, [(each, 0.0) for each, _ in ratios], None)
-    )
-
-
-@planted(servers=1)
-def makes_a_held_reply_behind_the_next_commit(patch: pytest.MonkeyPatch) -> None:
-    """A worker that goes on without the reply is not taken off, so that its next snapshot changes under it."""
-    patch.setattr(Machine, "_give_up", lambda machine, lease_id: None)
 
 
 def leaves_out(kind: Kind) -> Plant:

@@ -203,8 +203,8 @@ class World:
         ]  # fmt: skip
 
     def _rare(self, name: str, alone: bool) -> float:
-        """How often something rare happens. If replies wait, most of it is rarer: a restart forgets whom to wait for, and what a
-        checkpoint holds is not replayed."""
+        """How often something rare happens. If replies wait, most of it is rarer: a restart forgets whom to wait for, and what is
+        in a checkpoint is not replayed."""
         rarer = self._waits and name not in ("save", "make_room", "recover")
         return RARE[name][not alone] / (4 if rarer else 1)
 
