@@ -396,6 +396,13 @@ class Machine(Host):
         if self.server.held or self.server.just_made:
             self.crash()
 
+    def end_while_held(self) -> None:
+        """The lease of a held reply ends."""
+        live = sorted(self.server.held.keys() & self.server.core.leases.live.keys())
+        if live:
+            self.server.core.leave(self.random.choice(live))
+            self._note()
+
     def lose_disk(self) -> None:
         """The folder is gone for ever, and a server starts with an empty one."""
         index = self.setup.part.index

@@ -200,11 +200,11 @@ class World:
             (self.backup_begins, 0.0 if alone else 0.1 * self._often_backed_up), (self.backup_ends, 0.02), (self.check, 0.5),
             *(choice for name in RARE for choice in self._for_each(name, self._rare(name, alone))),
             *(self._for_each("crash_while_held", 1.0 if alone else 0.05) if self._waits else ()),
+            *(self._for_each("end_while_held", 0.5 if alone else 0.05) if self._waits else ()),
         ]  # fmt: skip
 
     def _rare(self, name: str, alone: bool) -> float:
-        """How often something rare happens. If replies wait, most of it is rarer: a restart forgets whom to wait for, and what is
-        in a checkpoint is not replayed."""
+        """How often something rare happens. If replies wait, most of it is rarer: a restart forgets whom to wait for."""
         rarer = self._waits and name not in ("save", "make_room", "recover")
         return RARE[name][not alone] / (4 if rarer else 1)
 

@@ -318,6 +318,7 @@ def test_each_live_worker_shows_its_commits_their_staleness_and_their_influence(
         watch.commit(lease_id)
     assert watch.values("gem_worker_commits_total", "worker") == {"ann": 2, "bob": 1}
     assert watch.values("gem_worker_staleness_total", "worker") == {"ann": 0, "bob": 2}
+    assert watch.values("gem_worker_batch_share", "worker") == {"ann": 1, "bob": 1}
     influence = watch.values("gem_worker_influence_total", "worker")
     assert sum(influence.values()) == pytest.approx(watch.value("gem_pi_sum") / 9)  # type: ignore[operator]
 
