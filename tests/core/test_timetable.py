@@ -29,7 +29,7 @@ def test_the_pace_is_a_moving_mean_for_a_whole_batch() -> None:
     now = steps(timetable, "ann", [9.0, 2.0])
     steps(timetable, "ann", [2.0], now, share=0.5)
     assert timetable.pace("ann") == 2.0 + MEMORY * 2.0
-    assert timetable.step("ann") == timetable.pace("ann") / 2
+    assert timetable.step("ann") == (2.0 + MEMORY * 2.0) / 2
 
 
 def test_a_pause_counts_as_a_few_steps_at_most() -> None:

@@ -217,12 +217,13 @@ def looks_ahead_by_the_staleness_at_arrival(patch: pytest.MonkeyPatch) -> None:
 
     def early(core: Core, commit: Commit) -> Step:
         waited = core.central.version - versions[id(commit.header)]
+
+        def less(staleness: int, *others: Any) -> RuleInput:
+            made = RuleInput(staleness - waited, *others)
+            return replace(made, passed=(made.passed or 0.0) - waited)
+
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(
-                state_machine,
-                "RuleInput",
-                lambda staleness, *others: RuleInput(staleness - waited, *others[:-1], others[-1] - waited),
-            )
+            inner.setattr(state_machine, "RuleInput", less)
             return begin(core, commit)
 
     patch.setattr(Core, "ticket", noted)

@@ -40,4 +40,4 @@ class Shares:
 
     def weight(self, share: float) -> float:
         """ω, what a commit with this share counts: from the smallest share to 1. 0, from a worker that names none, means 1."""
-        return min(1.0, max(self.smallest, share or 1.0))
+        return min(1.0, max(self.smallest, share or 1.0)) if self.smallest < 1 else 1.0

@@ -67,6 +67,7 @@ class Core:
 
     Attributes:
         run_id: The run's id. A server that does not lead takes it from the lead, until θ has a value.
+        shares: Which share of a whole batch each worker's gradients should have, and what a commit counts.
         rounds: Rounds so far: each commit counts its weight divided by n, the commits of a round.
         steps_done: Applied commits by worker name, for the 10,000 names that committed last, the latest at the end. A worker
             that returns after it was dropped from here starts at 0, and so may make `--steps` commits once more.
@@ -102,6 +103,7 @@ class Core:
         self.central = CentralVariable()
         self.shared = Shared(numbers=dict(self.rule.numbers))
         self.leases = LeaseTable(lease_seconds, new_id)
+        self.shares = Shares(self.leases.timetable, settings.smallest_share)
         self.memory = Memory(memory_limit, self.rule, self.central, self.leases)
         self.record: Recorder = discard_record
         self.logged = logged
@@ -118,17 +120,13 @@ class Core:
         """Sends the records of all further events to `recorder`. Earlier events are in the checkpoint that the log follows."""
         self.record = recorder
 
-    @property
-    def shares(self) -> Shares:
-        """Which share of a whole batch each worker's gradients should have, and what a commit counts."""
-        return Shares(self.leases.timetable, self.settings.smallest_share)
-
     def settle(self, settings: Hyperparameters, rule: UpdateRule) -> None:
         """Begins a new run, without workers yet, with these settings."""
         if settings != self.settings:
             rule.use_threads(self.rule.threads)
             self.settings, self.rule, self.memory.rule = settings, rule, rule
             self.shared = Shared(numbers=dict(rule.numbers))
+            self.shares = Shares(self.leases.timetable, settings.smallest_share)
 
     def change(self, settings: Hyperparameters) -> None:
         """Changes the hyper-parameters. Raises ValueError if a `FIXED` one differs, or if they contradict each other."""
@@ -137,6 +135,7 @@ class Core:
         settings.require_valid()
         self.settings = settings
         self.rule = self.memory.rule = rule_of(settings)
+        self.shares = Shares(self.leases.timetable, settings.smallest_share)
         self.ledger.change(settings)
 
     # -- joining and leaving

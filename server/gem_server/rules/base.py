@@ -122,7 +122,8 @@ class RuleInput:
     def count(self) -> float:
         """n, whole batches that shared the round of this commit, with itself: τ + 1 if all are whole. At least 1, and at most
         four for each worker: with overlap n is two for each, and one that was silent for long should not count as many."""
-        return max(1.0, min(self._passed + self.weight, _MOST * self.workers))
+        count, most = self._passed + self.weight, _MOST * self.workers
+        return 1.0 if count < 1 else count if count < most else most
 
     @property
     def delay(self) -> float:
