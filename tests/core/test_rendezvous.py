@@ -55,6 +55,7 @@ def test_it_waits_no_longer_than_its_share_of_its_own_step() -> None:
     rendezvous = pair()
     assert commits(rendezvous, "ann", 11.0)
     look = rendezvous.next_look(11.0)
+    assert look is not None
     assert look == pytest.approx(11.15)
     assert rendezvous.due(look - EPSILON) == []
     assert rendezvous.due(look + EPSILON) == ["ann"]

@@ -16,7 +16,7 @@ from simulation.machine import Machine
 from simulation.planting import planted
 
 
-@planted(servers=1, seed=12)
+@planted(servers=1, seed=126)
 def sends_a_held_reply_before_its_record_is_on_the_disk(patch: pytest.MonkeyPatch) -> None:
     """Only the record of its commit is waited for."""
     plan = Releases.plan
@@ -32,12 +32,12 @@ def sends_a_held_reply_before_its_record_is_on_the_disk(patch: pytest.MonkeyPatc
     patch.setattr(Releases, "plan", hasty)
 
 
-@planted(servers=1)
+@planted(servers=1, seed=29)
 def makes_held_replies_for_a_checkpoint_to_wait_for_on_the_event_loop(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(apply_loop, "runs_inline", lambda core, lease: True)
 
 
-@planted(servers=1)
+@planted(servers=1, seed=29)
 def makes_the_held_reply_of_a_lease_that_has_ended(patch: pytest.MonkeyPatch) -> None:
     """It is not given up, and the log tells of a reply to nobody."""
     plan, end, ended = Releases.plan, LeaseTable.end, dict[str, Lease]()
@@ -61,13 +61,13 @@ def makes_the_held_reply_of_a_lease_that_has_ended(patch: pytest.MonkeyPatch) ->
     patch.setattr(Machine, "give_up_ended", lambda machine, lease_id: None)
 
 
-@planted(servers=1)
+@planted(servers=1, seed=65)
 def replays_no_release(patch: pytest.MonkeyPatch) -> None:
     """A worker's snapshot would be the one of its commit, one might think."""
     patch.setitem(replay._HANDLERS, Kind.RELEASED, lambda core, record, now: None)
 
 
-@planted(servers=1)
+@planted(servers=1, seed=149)
 def replays_a_release_from_theta_alone(patch: pytest.MonkeyPatch) -> None:
     """The replies of `gem` around an optimizer lie ahead of θ."""
     patch.setattr(
