@@ -365,7 +365,7 @@ SERVER = Dashboard(
         ),
         Panel(
             "Time that replies are held",
-            "Time that a reply waits for the commits of other workers, in a run's first rounds if `reply_wait` is above 0. Good: "
+            "Time that a reply waits for other workers' commits, in a run's first rounds if `reply_wait` is above 0. Good: "
             "at most that share of a worker's step; 0 later. Time of calls does not include it.",
             quantiles(rate_of_all("gem_reply_wait_seconds_bucket"), 0.5, 0.99),
             "s",
