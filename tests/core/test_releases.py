@@ -153,8 +153,11 @@ def test_a_checkpoint_that_is_being_written_has_the_snapshot_from_before_the_rel
 
 def test_a_reply_that_was_forgotten_is_not_made() -> None:
     run = Run()
+    run.round()
     run.commit(0)
+    run.commit(1)
     run.releases.forget(run.leases[0])
+    run.releases.forget(run.leases[1])
     before = state(run.core)
     run.releases.plan([run.leases[0]])()
     assert state(run.core) == before

@@ -3,6 +3,7 @@ depends on how fast this machine is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from durability.checkpoint_helpers import crashed
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_server import apply_loop
+from gem_server.core import releases
 from gem_server.core.timetable import _Steps
 from gem_server.durability import segment
 from gem_server.rules import rule_of
@@ -112,10 +114,11 @@ def test_a_repeat_of_a_commit_whose_reply_is_held_gets_its_reply_at_once(way: st
 
 
 @all_ways
-def test_nobody_waits_for_a_worker_that_leaves(way: str) -> None:
-    with running(way, HELD) as (live, wire):
+def test_nobody_waits_for_a_worker_that_leaves(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releases, "MOST_SECONDS", math.inf)  # so that no reply is released because its time is up
+    with running(way, HELD, lease_seconds=36000.0) as (live, wire):
         ann, ben = wire.crew(2)
-        expect(live, [ann, ben])
+        expect(live, [ann, ben], 600.0, step=36000.0)
         waiting = held_commit(live, ann)
         ben.leave()
         assert waiting.answer(P)[0].base_version == 1
