@@ -16,9 +16,10 @@ from click.testing import CliRunner
 from durability.checkpoint_helpers import FILES, trained
 from durability.test_old_files import RUNS
 from gem_server.core.state_machine import Core
-from gem_server.durability import log_cli, recovery
+from gem_server.durability import checkpoint, log_cli, recovery
 from gem_server.durability.checkpoint import BadCheckpoint, list_checkpoints, newest, restore
-from kit.core import bits, make_core, save_core, write_file
+from gem_server.durability.state_schema import require_state
+from kit.core import ONES, bits, commit, make_core, save_core, start, write_file
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -199,3 +200,23 @@ def test_a_damaged_older_checkpoint_stops_neither_a_start_nor_a_check(content: s
     done = CliRunner().invoke(log_cli.main, ["verify", str(run)])
     assert done.exit_code == 0, done.exception
     assert f"{older.name}  can't be read: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "of_a_lease"),
+    [({"progress": 1.5}, {}), ({"progress": -0.5}, {}), ({"rounds": float("nan")}, {}), ({"rounds": 1.5}, {})]
+    + [({}, {name: value}) for name in ("progress", "spare_progress") for value in (1.5, float("nan"))],
+)
+def test_a_state_that_has_counted_more_than_its_commits_is_not_understood(
+    change: dict[str, float], of_a_lease: dict[str, float]
+) -> None:
+    core = make_core()
+    (ann,) = start(core)
+    commit(core, ann, 1, ONES)
+    files = {name: {"bytes": 0, "sha256": ""} for name in checkpoint.FILES[1:]}
+    state = {**checkpoint.capture(core).state, "files": files, "sha256": ""}
+    whole = json.loads(json.dumps(state, default=checkpoint._applied_state))
+    require_state(whole)
+    (lease,) = whole["leases"]
+    with pytest.raises(ValueError, match=r"state\.progress is"):
+        require_state({**whole, **change, "leases": [{**lease, **of_a_lease}]})

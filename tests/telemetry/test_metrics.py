@@ -87,7 +87,8 @@ def watched(layout: Layout = SMALL, **settings: Any) -> Watched:
 def after_everything() -> Watched:
     """A run in which all that can be measured has happened."""
     watch = watched()
-    watch.commit("lease-1", loss=0.7)
+    for now in (0.0, 1.0, 2.0):  # a first step, and one that shows the worker's pace
+        watch.commit("lease-1", loss=0.7, now=now)
     watch.progress.evaluated(Evaluation(1, 0.3, 0.9), now=0.0)
     watch.progress.checkpointed(1, 50.0)
     return watch
@@ -319,6 +320,7 @@ def test_each_live_worker_shows_its_commits_their_staleness_and_their_influence(
     assert watch.values("gem_worker_commits_total", "worker") == {"ann": 2, "bob": 1}
     assert watch.values("gem_worker_staleness_total", "worker") == {"ann": 0, "bob": 2}
     assert watch.values("gem_worker_batch_share", "worker") == {"ann": 1, "bob": 1}
+    assert after_everything().values("gem_worker_pace_seconds", "worker") == {"ann": 1.0}
     influence = watch.values("gem_worker_influence_total", "worker")
     assert sum(influence.values()) == pytest.approx(watch.value("gem_pi_sum") / 9)  # type: ignore[operator]
 

@@ -275,6 +275,13 @@ STALENESS = Dashboard(
             (Query(f"sum by (worker) ({rate('gem_worker_commits_total')})", "{{worker}}"),),
         ),
         Panel(
+            "Pace of each worker",
+            "Seconds that a whole batch takes the worker, from a reply to its next commit. Good: all alike; or shares of a "
+            "batch that make up for it.",
+            (Query(f"max by (worker) (gem_worker_pace_seconds{LEAD})", "{{worker}}"),),
+            "s",
+        ),
+        Panel(
             "Batch share of each worker",
             "The share of a whole batch that the worker's gradients have, so that all take about as long as the fastest "
             "(smallest_share). Good: 1 for the fastest, and steady. 1 for all if smallest_share is 1.",
