@@ -14,8 +14,10 @@ from gem_api.errors import Draining, GemError, LeaseEnded, RuleFailed
 from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Applied
 from gem_server.core.leases import Lease
+from gem_server.core.releases import Releases
 from gem_server.core.state_machine import Core
 from gem_server.event_loop import running_loop
+from gem_server.held_replies import HeldReplies, Waited
 from gem_server.rules import PiFacts
 
 T = TypeVar("T")
@@ -47,9 +49,15 @@ class ApplyLoop:
             given to `between_commits` return.
         clock: Returns monotonic seconds.
         observers: Called after every applied commit, in order.
+        waited: Told how long replies were held.
+
+    Attributes:
+        held: The replies that wait for other workers' commits.
     """
 
-    def __init__(self, core: Core, clock: Callable[[], float], observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, core: Core, clock: Callable[[], float], observers: Sequence[Observer], waited: Sequence[Waited] = ()
+    ) -> None:
         self._loop = running_loop()
         self._core = core
         self._clock = clock
@@ -59,6 +67,7 @@ class ApplyLoop:
         self._closed = False
         self._busy = False
         self._answers: dict[str, asyncio.Future[Applied]] = {}
+        self.held = HeldReplies(Releases(core), self._loop, clock, self.queue, self._may_release_now, waited)
 
     @property
     def queue_length(self) -> int:
@@ -72,14 +81,26 @@ class ApplyLoop:
         """
         taken = self._clock()
         commit.upload.hold()
-        if runs_inline(self._core, commit.lease) and not self._busy and self._queue.empty() and not self._closed:
+        if runs_inline(self._core, commit.lease) and self._idle:
             self._apply_now(commit, taken)
         else:
             self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, taken))
 
-    def awaited(self, lease: Lease, sequence: int) -> asyncio.Future[Applied] | None:
-        """A future of the lease's commit of that sequence; None unless it waits in the queue or is being applied."""
-        return self._answers[lease.lease_id] if lease.queued == sequence else None
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is queued or under way, so that this thread may do what belongs between two commits."""
+        return not self._busy and self._queue.empty() and not self._closed
+
+    def _may_release_now(self, lease_ids: Sequence[str], between: bool) -> bool:
+        """Whether held replies of leases are made on this thread: they must be fast too, and wait for no checkpoint."""
+        leases = [self._core.leases.live[lease_id] for lease_id in lease_ids if lease_id in self._core.leases.live]
+        fast = len(leases) * self._core.central.size <= INLINE_PARAMETERS
+        return (between or self._idle) and fast and all(runs_inline(self._core, lease) for lease in leases)
+
+    def awaited(self, lease: Lease, sequence: int) -> asyncio.Future[Any] | None:
+        """A future of the lease's commit of that sequence; None unless it waits in the queue, is being applied, or its reply is
+        held."""
+        return self._answers[lease.lease_id] if lease.queued == sequence else self.held.get(lease.lease_id)
 
     def applied(self, lease: Lease, sequence: int) -> Applied:
         """The facts of the lease's commit of that sequence, which is not in the queue. Raises LeaseEnded if the lease ended
@@ -172,6 +193,8 @@ class ApplyLoop:
         applied = self._core.finish(step, pi, ended)
         for observe in self._observers:
             observe(applied, Timing(began - taken, ended - began))
+        if self._core.settings.reply_wait:
+            self.held.applied(step, ended)
         return applied
 
 

@@ -102,7 +102,7 @@ class Parts:
         observers = [self.progress.applied, self.metrics.applied, self.traces.applied]
         if self.history:
             observers.append(self.history.applied)
-        self.apply_loop = ApplyLoop(core, clock, observers)
+        self.apply_loop = ApplyLoop(core, clock, observers, [self.progress.waited, self.metrics.waited])
 
         log = make_log(config, core.run_id, last_record)
         self.group_commit = self._new_group_commit(*log, logger, clock) if log else None

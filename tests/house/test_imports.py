@@ -33,7 +33,7 @@ WITHIN_THE_SERVER = {
     "security": set(),
     "telemetry": {"core", "rules", "apply_loop"},
     "durability": {"core", "rules", "apply_loop", "background", "event_loop", "config", "telemetry"},
-    "intake": {"core", "rules", "apply_loop", "event_loop", "security", "telemetry", "durability"},
+    "intake": {"core", "rules", "apply_loop", "held_replies", "event_loop", "security", "telemetry", "durability"},
     "rpc": {"core", "rules", "apply_loop", "event_loop", "intake", "security", "telemetry", "durability"},
     "lane": {"core", "background", "event_loop", "config", "intake", "security", "telemetry"},
 }

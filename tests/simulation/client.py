@@ -56,6 +56,7 @@ class Client:
     Attributes:
         waiting: The requests that are not answered yet, by range.
         done: Whether the run is complete, as it was told.
+        most_batches: Batches that its shards have at most.
         stopped: Why it has given up, as the SDK raises it to the caller; empty if it has not.
     """
 
@@ -68,6 +69,7 @@ class Client:
         self.waiting: dict[int, Request] = {}
         self.done = False
         self.stopped = ""
+        self.most_batches = 4
         self.truth = truth
         self._parts = parts
         self._encoders = [self.form.encoder(part.size) for part in parts]
@@ -228,7 +230,7 @@ class Client:
         if (value := self._values[0]) is not None:
             self.done = value == "complete"
             if not self.done:
-                self.shards[value.shard_id] = self.truth.batches[value.shard_id] = self._random.randint(1, 4)
+                self.shards[value.shard_id] = self.truth.batches[value.shard_id] = self._random.randint(1, self.most_batches)
 
     def _after_complete(self) -> None:
         self._require_no_other_errors()

@@ -305,5 +305,5 @@ class Host:
     def _note(self) -> None:
         """Records the run's state after its last record, unless a commit is being applied."""
         log = self.server.log
-        if log is not None and log.order.based and self.server.step is None:
+        if log is not None and log.order.based and not self.server.busy:
             self.truth.prints[log.order.journal.appended] = fingerprint(self.server.core)

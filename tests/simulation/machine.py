@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +23,7 @@ from gem_server.core.uploads import Upload
 from simulation.client import SAMPLES, Request, Response
 from simulation.everywhere import Everywhere
 from simulation.host import Host, Setup
-from simulation.server import Arriving, Log, Plan, Waiter, waits_for_checkpoint
+from simulation.server import Arriving, Log, Plan, Release, Waiter, waits_for_checkpoint
 from simulation.truth import History, Truth, require
 
 
@@ -42,6 +43,7 @@ class Machine(Host):
     """
 
     tickets_at_once = False
+    held = 0  # replies so far
 
     def __init__(
         self,
@@ -104,15 +106,18 @@ class Machine(Host):
     def _serve_pull(self, request: Request, lease: str) -> None:
         server = self.server
         decision = server.core.pull_decision(lease, self.now)
-        waits = server.step is not None or server.queue or waits_for_checkpoint(server.core.leases.get(lease))
+        waits = server.busy or server.queue or waits_for_checkpoint(server.core.leases.get(lease))
         if decision is not PullDecision.READY or waits:
             if decision is PullDecision.INITIALIZE:
                 self._answer(request, None)
             return  # it waits for its turn; the worker asks again
         self._require_writable()
-        version = server.core.plan_pull(server.core.leases.get(lease))()
+        self._give_up(lease)
+        holder = server.core.leases.get(lease)
+        version = server.core.plan_pull(holder)()
+        made = self.truth.makes(server.core, holder)
         self._note()
-        self._answer(request, version, lambda: self.truth.tells(version))
+        self._answer(request, version, lambda: self.truth.pulls(lease, version, made))
 
     def _serve_shard(self, request: Request, lease: str, holding: tuple[int, ...]) -> None:
         self.server.core.renew(lease, self.now)
@@ -151,6 +156,7 @@ class Machine(Host):
         try:
             admission, holder = core.admit(header, self.now)
             if admission is Admission.FRESH:
+                self._give_up(lease)
                 self._require_writable()
                 older = older or Arriving(request, header, server.uploads.begin(lease, 4 * self.layout.size))
                 whole, mine = self._arrives(older.upload, dtype, payload, begun), older
@@ -163,10 +169,12 @@ class Machine(Host):
         finally:
             if older is not None:
                 self._end(older)
-        if admission is Admission.REPEATED:
+        if admission is Admission.REPEATED and lease not in server.held:
             self._acknowledge(request, holder.lease_id)
-        else:
-            server.asked.setdefault((lease, sequence), []).append(request)
+            return
+        server.asked.setdefault((lease, sequence), []).append(request)
+        if admission is Admission.REPEATED and server.releases.release(lease, self.now):
+            self._release([lease])
 
     def _arrives(self, upload: Any, dtype: int, payload: bytes, begun: bool) -> bool:
         """Whether a gradient is whole: it may wait for its turn (`upload` is a future), and half of it may be there before the
@@ -213,7 +221,7 @@ class Machine(Host):
         server.uploads.pass_over()
         server.uploads.trim()
         waiting = server.log and server.log.order.journal._waiting
-        if not (server.arriving or server.queue or server.step or waiting):
+        if not (server.arriving or server.queue or server.busy or waiting):
             memory = server.core.memory
             require(memory.uploads <= memory.usual_uploads, "memory of gradients that nobody uses is kept")
 
@@ -222,9 +230,9 @@ class Machine(Host):
         if lease is None or lease.last_applied is None:
             self.refuse(request, LeaseEnded("ended while it waited"))
             return
-        applied = lease.last_applied
-        due = lease.recorded
-        self._answer(request, applied, lambda: self.truth.acknowledges(lease_id, applied), due)
+        applied = replace(lease.last_applied, base_version=lease.base_version)
+        made, due = self.truth.replies[lease_id][-1], lease.recorded
+        self._answer(request, applied, lambda: self.truth.acknowledges(lease_id, applied, made), due)
 
     def _require_writable(self) -> None:
         log = self.server.log
@@ -271,38 +279,129 @@ class Machine(Host):
     def begin(self) -> None:
         server = self.server
         self._end_late_calls()
-        if server.step is None and server.queue:
+        self.look()
+        if not server.busy and server.queue:
             commit = self.next_commit()
             if isinstance(commit, Plan):
                 commit.run()
                 return
+            if isinstance(commit, Release):
+                commit.work, server.releasing = server.releases.plan(commit.lease_ids), commit
+                self.truth.being_made.update(commit.lease_ids)
+                return
             try:
                 server.step = server.core.begin(commit)
+                self.truth.being_made.add(commit.header.lease_id)
                 self.truth.begun = (commit.header.lease_id, commit.header.sequence)
             except LeaseEnded:
                 commit.upload.release()
                 self.refuse_all(commit.header, LeaseEnded("ended while it waited"))
 
-    def next_commit(self) -> Commit | Plan:
+    def next_commit(self) -> Commit | Plan | Release:
         """What is at the head of the queue."""
         return self.server.queue.popleft()
 
     def finish(self) -> None:
         server = self.server
-        if server.step is not None:
+        if server.releasing is not None:
+            self._finish_release(server.releasing)
+        elif server.step is not None:
             if waits_for_checkpoint(server.step.commit.lease):
                 inline = apply_loop.runs_inline(server.core, server.step.commit.lease)
                 require(not inline, "the event loop waits for a checkpoint, which can't be written then")
                 return  # the apply thread waits
-            step, server.step = server.step, None
+            step, server.step, server.just_made = server.step, None, False
             applied = server.core.finish(step, step.run(), self.now)
             step.commit.upload.release()
-            self.truth.applies(step.commit.header.lease_id, applied, server.core)
+            lease = step.commit.lease
+            self.truth.applies(lease.lease_id, applied, server.core)
+            self.truth.makes(server.core, lease)
             self._note()
-            for request in server.asked.pop((step.commit.header.lease_id, applied.sequence), []):
-                self._acknowledge(request, step.commit.header.lease_id)
+            if server.core.settings.reply_wait and server.releases.applied(step, self.now):
+                server.held[lease.lease_id] = applied.sequence
+                self.held += 1
+            else:
+                self._acknowledge_all(lease.lease_id, applied.sequence)
+            self.look(between=True)
+
+    def _acknowledge_all(self, lease_id: str, sequence: int) -> None:
+        """Answers all who wait for a commit."""
+        for request in self.server.asked.pop((lease_id, sequence), []):
+            self._acknowledge(request, lease_id)
+
+    # -- held replies: what `HeldReplies` does
+
+    def tick(self) -> None:
+        """A moment passes."""
+        self.now += self.random.uniform(0, 0.3)
+        self.look()
+
+    def look(self, between: bool = False) -> None:
+        """Releases the held replies whose time has come, and gives up those whose leases have ended."""
+        server = self.server
+        for lease_id in server.held.keys() - server.core.leases.live.keys():
+            self.give_up_ended(lease_id)
+        if due := server.releases.due(self.now):
+            self._release(due, between)
+        look = server.releases.next_look(self.now)
+        require(look is None or look > self.now, "held replies are looked at again and again")
+
+    def give_up_ended(self, lease_id: str) -> None:
+        """The lease of a held reply has ended."""
+        server, sequence = self.server, self.server.held[lease_id]
+        self._give_up(lease_id)
+        for request in server.asked.pop((lease_id, sequence), []):
+            self.refuse(request, LeaseEnded("ended while its reply was held"))
+
+    def _give_up(self, lease_id: str) -> None:
+        """A newer call ends the one whose reply is held: its worker asks again."""
+        self.server.releases.forget(lease_id)
+        self.server.asked.pop((lease_id, self.server.held.pop(lease_id, 0)), None)
+
+    def _release(self, lease_ids: list[str], between: bool = False) -> None:
+        server, live = self.server, self.server.core.leases.live
+        leases = [live[lease_id] for lease_id in lease_ids if lease_id in live]
+        at_once = all(apply_loop.runs_inline(server.core, lease) for lease in leases)
+        if at_once and (between or not (server.busy or server.queue)):
+            require(not waits_for_checkpoint(*leases), "the event loop waits for a checkpoint with a held reply")
+            server.releases.plan(lease_ids)()
+            self._made(lease_ids)
+        else:
+            server.queue.append(Release(lease_ids))
+
+    def _finish_release(self, release: Release) -> None:
+        """Unless the apply thread waits for a checkpoint."""
+        live = self.server.core.leases.live
+        if not waits_for_checkpoint(*(live[lease_id] for lease_id in release.lease_ids if lease_id in live)):
+            self.server.releasing = None
+            release.work()
+            self._made(release.lease_ids)
+
+    def _made(self, lease_ids: list[str]) -> None:
+        server = self.server
+        server.just_made = True
+        for lease_id in lease_ids:
+            if lease_id in server.core.leases.live:
+                self.truth.makes(server.core, server.core.leases.live[lease_id])
+        self._note()
+        for lease_id in lease_ids:
+            if (sequence := server.held.pop(lease_id, None)) is not None:
+                server.releases.forget(lease_id)
+                self._acknowledge_all(lease_id, sequence)
 
     # -- disasters
+
+    def crash_while_held(self) -> None:
+        """The power fails while a reply is held, or when one has just been made."""
+        if self.server.held or self.server.just_made:
+            self.crash()
+
+    def end_while_held(self) -> None:
+        """The lease of a held reply ends."""
+        live = sorted(self.server.held.keys() & self.server.core.leases.live.keys())
+        if live:
+            self.server.core.leave(self.random.choice(live))
+            self._note()
 
     def lose_disk(self) -> None:
         """The folder is gone for ever, and a server starts with an empty one."""

@@ -50,3 +50,15 @@ def some_shares(settings: Hyperparameters, choice: OptimizerChoice | None, rando
     except ValueError:
         return settings
     return shared if random.random() < 0.6 else settings
+
+
+def some_wait(settings: Hyperparameters, random: Random) -> Hyperparameters:
+    """In some runs replies wait for others' commits, if their rule allows it. Steps are short here, so they wait for long."""
+    waiting = replace(settings, reply_wait=0.5)
+    if random.random() >= 0.3:
+        return settings
+    try:
+        rule_of(waiting)
+    except ValueError:
+        return settings
+    return waiting

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
+from gem_server.core.releases import Releases
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
 from gem_server.durability.checkpointer import Checkpointer, Written
@@ -42,6 +43,14 @@ class Plan:
 
     def run(self) -> None:
         self.result, self.done = self.plan()(), True
+
+
+@dataclass
+class Release:
+    """Held replies whose time has come. In the queue they wait for their turn, and then for the apply thread."""
+
+    lease_ids: list[str]
+    work: Callable[[], None] = lambda: None
 
 
 class Waiter(NamedTuple):
@@ -76,13 +85,23 @@ class Server:
     ended: list[Upload] = field(default_factory=list)  # calls that were ended go on writing for a moment: a lane's threads
     uploads: Uploads = field(init=False)
     now: float = 0.0  # on the clock of the uploads
-    queue: deque[Commit | Plan] = field(default_factory=deque)
+    queue: deque[Commit | Plan | Release] = field(default_factory=deque)
     step: Step | None = None
+    releasing: Release | None = None
+    releases: Releases = field(init=False)
+    just_made: bool = False  # whether no commit was applied since a held reply was made
+    held: dict[str, int] = field(default_factory=dict)  # the commit of each lease whose reply is held
     asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
 
     def __post_init__(self) -> None:
         """Every gradient needs a turn here, so that the small ones of the simulation wait too."""
+        self.releases = Releases(self.core)
         self.uploads = Uploads(self.core.memory, Futures(), lambda: self.now, lambda: 2, small=0)  # type: ignore[arg-type]
+
+    @property
+    def busy(self) -> bool:
+        """Whether the apply loop is between the beginning and the end of something."""
+        return self.step is not None or self.releasing is not None
 
 
 class Futures:
@@ -110,7 +129,7 @@ class BetweenCommits:
         self._server = server
 
     async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
-        if self._server.step is None and not self._server.queue:
+        if not self._server.busy and not self._server.queue:
             return plan()()
         self._server.queue.append(turn := Plan(plan))
         while not turn.done:
@@ -145,7 +164,12 @@ class SimulatedCheckpointer(Checkpointer):
         return await self._write()
 
 
-def waits_for_checkpoint(lease: Lease) -> bool:
-    """Whether a change of a lease's buffers would have to wait until a checkpoint has written them."""
-    captured = getattr(lease.before_change, "__self__", None)
-    return captured is not None and lease.lease_id in captured._unsaved and not captured._has_room(lease)
+def waits_for_checkpoint(*leases: Lease) -> bool:
+    """Whether a change of the leases' buffers would have to wait until a checkpoint has written them."""
+    changes = [lease for lease in leases if lease.before_change is not None]
+    if not changes:
+        return False
+    captured = getattr(changes[0].before_change, "__self__", None)
+    assert captured is not None
+    lacking = captured._scratch.lacking(sum(len(captured._unsaved.get(lease.lease_id, ())) for lease in changes))
+    return lacking > 0 and not captured._core.memory.fits(captured._scratch.nbytes + lacking)

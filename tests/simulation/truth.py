@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gem_server.core.facts import Applied
+from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 
 Known = tuple[str, int]  # a commit: lease and sequence
@@ -42,6 +43,11 @@ def fingerprint(core: Core) -> bytes:
     return digest.digest()
 
 
+def reply_hash(core: Core, lease: Lease) -> bytes:
+    """A hash of the θ that a lease's worker would be sent now, and of its version."""
+    return hashlib.blake2b(core.reply(lease).tobytes() + str(lease.base_version).encode(), digest_size=16).digest()
+
+
 @dataclass
 class Truth:
     """The promises of one server so far, and the checks of them. It applies the commits of a lease in the order of their
@@ -59,6 +65,8 @@ class Truth:
         last_ticket: That of the last commit whose turn it was.
         shards: What each id stands for that a worker was told.
         runs: The run that each commit was applied in.
+        replies: What each lease's worker may have been sent as θ since the last one that it was told of, as hashes.
+        being_made: Leases whose next reply is being made: nobody knows it before.
         unlogged: Whether the server keeps no log now: then what it says may be forgotten.
     """
 
@@ -73,7 +81,10 @@ class Truth:
     last_ticket: int = 0
     shards: dict[int, tuple[str, int, int, int]] = field(default_factory=dict)
     runs: dict[Known, str] = field(default_factory=dict)
+    replies: dict[str, list[bytes]] = field(default_factory=dict)
+    being_made: set[str] = field(default_factory=set)
     unlogged: bool = False
+    _told_reply: set[str] = field(default_factory=set)  # leases whose workers have got one
     _fleeting: list[Callable[[], object]] = field(default_factory=list)  # what undoes all that was said without a log
 
     def started(self, core: Core) -> None:
@@ -88,12 +99,16 @@ class Truth:
         self.discarded.clear()
         self.completed.clear()
         self.shards.clear()
+        self.replies.clear()
+        self._told_reply.clear()
 
     def forgets(self) -> None:
         """Drops the promises of a server without a log that crashed."""
         while self._fleeting:
             self._fleeting.pop()()
         self.begun, self.last_ticket = None, 0
+        self.replies.clear()
+        self._told_reply.clear()
 
     def history(self, version: int) -> History:
         """The commits and values of θ up to a version. A crash may change them later, unless a client was told of them."""
@@ -105,6 +120,22 @@ class Truth:
         self.acknowledged = {known: at for known, at in self.acknowledged.items() if known in self.applied}
         self.discarded, self.completed, self.prints, self.shards = {}, set(), {}, {}
         self.begun, self.last_ticket = None, 0
+        self.replies.clear()
+        self._told_reply.clear()
+
+    def makes(self, core: Core, lease: Lease) -> bytes:
+        """Notes the reply that a lease's worker would get now, and returns its hash."""
+        made = reply_hash(core, lease)
+        self.being_made.discard(lease.lease_id)
+        self.replies.setdefault(lease.lease_id, []).append(made)
+        return made
+
+    def _hands_out(self, lease_id: str, made: bytes) -> None:
+        """A worker gets a reply: the server must not come back with one that was before."""
+        known = self.replies.get(lease_id, [])
+        if made in known:
+            del known[: known.index(made)]
+            self._told_reply.add(lease_id)
 
     def applies(self, lease_id: str, applied: Applied, core: Core) -> None:
         known = (lease_id, applied.sequence)
@@ -124,7 +155,7 @@ class Truth:
         self.applied.append(known)
         self.theta.append(core.central.theta.tobytes())
 
-    def acknowledges(self, lease_id: str, applied: Applied) -> None:
+    def acknowledges(self, lease_id: str, applied: Applied, made: bytes) -> None:
         known = (lease_id, applied.sequence)
         if self.unlogged and known not in self.acknowledged:
             self._fleeting.append(lambda: self.acknowledged.pop(known))
@@ -135,6 +166,12 @@ class Truth:
         else:
             require(self.applied[applied.version - 1] == known, f"commit {known} is acknowledged, but not applied")
         self.tells(applied.version)
+        self._hands_out(lease_id, made)
+
+    def pulls(self, lease_id: str, version: int, made: bytes) -> None:
+        """Records that a worker got θ."""
+        self.tells(version)
+        self._hands_out(lease_id, made)
 
     def tells(self, version: int) -> None:
         if self.unlogged:
@@ -178,7 +215,15 @@ class Truth:
         if number in self.prints:
             require(fingerprint(core) == self.prints[number], f"the run is not as it was after record {number}")
         self.prints = {at: seen for at, seen in self.prints.items() if at <= number}
+        self._replies_came_back(core)
         self.consistent(core)
+
+    def _replies_came_back(self, core: Core) -> None:
+        before, making, self.replies, self.being_made = self.replies, self.being_made, {}, set()
+        for lease_id, lease in core.leases.live.items():
+            known = lease_id not in self._told_reply - making or reply_hash(core, lease) in before[lease_id]
+            require(known, f"the server came back with a reply of {lease_id} from before the one that its worker got")
+            self.makes(core, lease)
 
     def consistent(self, core: Core) -> None:
         """Checks that every dealt sample is completed, held or to be dealt again, and that memory is what the live workers

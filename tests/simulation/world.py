@@ -23,7 +23,7 @@ from simulation.disk import PowerFailure
 from simulation.everywhere import Everywhere
 from simulation.host import Setup
 from simulation.machine import Machine
-from simulation.runs import EPOCHS, some_optimizer, some_settings, some_shares
+from simulation.runs import EPOCHS, some_optimizer, some_settings, some_shares, some_wait
 from simulation.truth import Known, Truth, require
 
 UNIT = 4  # elements: a range begins at a multiple of this here
@@ -32,6 +32,7 @@ MAX_CALM_STEPS = 20_000
 CALM_AGAIN = (
     0.02  # how often a request is sent again that is under way; more often by those who have one server, while there is trouble
 )
+LONGER = 6  # times as many steps if replies wait: that begins when the workers' paces are known
 Choices = list[tuple[Callable[[], None], float]]  # actions, with their weights
 
 # How often what happens to a server: if it is alone, and if it is one of several, which have to get on meanwhile.
@@ -77,12 +78,17 @@ class World:
         self._again = 0.3 if count == 1 else CALM_AGAIN  # each repeat may end a lease: several servers would get nowhere
         self.truth = Everywhere([Truth() for _ in range(count)])
         self._parts = [LAYOUT.part(Range(index, count)) for index in range(count)]
+        self._waits = False
         self.clients = {f"w{number}": self._new_client(f"w{number}") for number in range(clients)}
         self._folder, self._often_backed_up = folder, backups
         self._backups: dict[str, Backup] = {}  # those that are being made
         self._complete: Backup | None = None  # the last one
         self._loses_disk = random.random() < 0.15 and count > 1
         settings, choice = some_optimizer(some_settings(random, count > 1), Random(f"{seed}: the optimizer"))
+        settings = some_wait(settings, Random(f"{seed}: held replies"))
+        self._waits = settings.reply_wait > 0
+        for client in self.clients.values():
+            client.most_batches = self._most_batches
         setup = Setup(some_shares(settings, choice, self._shares), choice, LAYOUT)
         if count == 1:
             setup = replace(setup, unlogged=random.choice([0.0, 0.0, 0.5]), memory_limit=self._some_memory_limit(setup))
@@ -91,7 +97,14 @@ class World:
         self.machines = [self._new_machine(setup, folder / str(index), index) for index in range(count)]
 
     def _new_client(self, name: str) -> Client:
-        return Client(name, self.random, self.random.random() < 0.3, self._parts, self.truth, self._shares)
+        client = Client(name, self.random, self.random.random() < 0.3, self._parts, self.truth, self._shares)
+        client.most_batches = self._most_batches
+        return client
+
+    @property
+    def _most_batches(self) -> int:
+        """Of a shard. Paces are known only after some commits."""
+        return 16 if self._waits else 4
 
     def _new_machine(self, setup: Setup, folder: Path, index: int) -> Machine:
         folder.mkdir()
@@ -117,13 +130,18 @@ class World:
         """How often a server's power has failed."""
         return sum(machine.crashes for machine in self.machines)
 
+    @property
+    def held(self) -> int:
+        """How many replies were held."""
+        return sum(machine.held for machine in self.machines)
+
     # -- the scheduler
 
     def run(self, steps: int) -> None:
         """Makes a number of steps with faults, then steps without faults until the run is complete, or has stopped because a
         disk is lost."""
         try:
-            self.steps(steps, self.trouble())
+            self.steps(steps * (LONGER if self._waits and self.count == 1 else 1), self.trouble())
             lost = self._loses_disk and self.lose_disk()
             if self._complete and not lost and self.random.random() < 0.5:
                 self.go_back(self._complete)
@@ -171,6 +189,7 @@ class World:
             (self.deliver, 12 * self.count),
             *often,
             *less,
+            *(self._for_each("tick", 3) if self._waits else ()),
         ]
 
     def trouble(self) -> Choices:
@@ -179,8 +198,15 @@ class World:
         return [
             *self.peace(), (self.drop, 0.5 if alone else 0.2), (self.repeat, 1), (self.client_dies, 0.1),
             (self.backup_begins, 0.0 if alone else 0.1 * self._often_backed_up), (self.backup_ends, 0.02), (self.check, 0.5),
-            *(choice for name, weights in RARE.items() for choice in self._for_each(name, weights[not alone])),
+            *(choice for name in RARE for choice in self._for_each(name, self._rare(name, alone))),
+            *(self._for_each("crash_while_held", 1.0 if alone else 0.05) if self._waits else ()),
+            *(self._for_each("end_while_held", 0.5 if alone else 0.05) if self._waits else ()),
         ]  # fmt: skip
+
+    def _rare(self, name: str, alone: bool) -> float:
+        """How often something rare happens. If replies wait, most of it is rarer: a restart forgets whom to wait for."""
+        rarer = self._waits and name not in ("save", "make_room", "recover")
+        return RARE[name][not alone] / (4 if rarer else 1)
 
     def _for_each(self, name: str, weight: float) -> Choices:
         return [(partial(self._at, machine, name), weight) for machine in self.machines]
@@ -243,7 +269,8 @@ class World:
     def client_acts(self) -> None:
         client = self.random.choice(list(self.clients.values()))
         for request in client.requests():
-            if self.random.random() < (self._again if self._is_in_progress(request) else 0.7):
+            again = CALM_AGAIN if self._waits else self._again  # a repeat gets a held reply at once
+            if self.random.random() < (again if self._is_in_progress(request) else 0.7):
                 self.network.append(request)
         if client.lead is not None and self.random.random() < 0.2:
             lease = {"lease": client.lead.lease_id}

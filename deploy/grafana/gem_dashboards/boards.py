@@ -371,6 +371,13 @@ SERVER = Dashboard(
             "s",
         ),
         Panel(
+            "Time that replies are held",
+            "Time that a reply waits for other workers' commits, in a run's first rounds if `reply_wait` is above 0. Good: "
+            "at most that share of a worker's step; 0 later. Time of calls does not include it.",
+            quantiles(rate_of_all("gem_reply_wait_seconds_bucket"), 0.5, 0.99),
+            "s",
+        ),
+        Panel(
             "Time to apply a commit",
             "Time that the update rule takes for one commit. Good: steady. It depends only on the size of the model.",
             quantiles(rate_of_all("gem_commit_apply_seconds_bucket"), 0.5, 0.99),

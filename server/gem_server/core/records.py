@@ -19,6 +19,8 @@ class Kind(StrEnum):
     # A commit reached the head of the queue: ticket, lease, sequence, base_version, version, dtype, loss, samples, norm,
     # weight; its payload is the gradient.
     COMMITTED = "committed"
+    # Replies that were held are made: leases, each with its ratio; source, the lease of the last commit, or empty; version.
+    RELEASED = "released"
     DEALT = "dealt"  # a worker got a shard, or none: lease, samples, holding
     COMPLETED = "completed"  # a worker completed a shard: lease, shard
 

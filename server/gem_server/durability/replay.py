@@ -15,6 +15,7 @@ from gem_api.wire import wire_format
 
 from gem_server.core.facts import EndReason, Header
 from gem_server.core.records import Kind, Record
+from gem_server.core.releases import release
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
 from gem_server.durability.journal import LogPosition
@@ -125,6 +126,13 @@ def _header(core: Core, fields: dict[str, Any]) -> Header:
     )  # fmt: skip
 
 
+def _released(core: Core, record: Record, now: float) -> None:
+    fields = record.fields
+    _require_version(core.central.version, fields["version"])
+    source = core.leases.get(fields["source"]) if fields["source"] else None
+    release(core, [(core.leases.get(lease_id), ratio) for lease_id, ratio in fields["leases"]], source)
+
+
 def _dealt(core: Core, record: Record, now: float) -> None:
     fields = record.fields
     core.deal(core.leases.get(fields["lease"]), fields["samples"], fields["holding"])
@@ -140,6 +148,7 @@ _HANDLERS = {
     Kind.ENDED: _ended,
     Kind.PULLED: _pulled,
     Kind.COMMITTED: _committed,
+    Kind.RELEASED: _released,
     Kind.DEALT: _dealt,
     Kind.COMPLETED: _completed,
 }

@@ -55,6 +55,7 @@ _SCHEMAS: dict[Kind, Schema] = {
         "ticket": COUNT, "lease": str, "sequence": COUNT, "base_version": COUNT, "version": COUNT, "dtype": COUNT,
         "loss": Maybe(REAL), "samples": COUNT, "norm": Maybe(REAL), "weight": REAL,
     },
+    Kind.RELEASED: {"leases": [(str, REAL)], "source": str, "version": COUNT},
     Kind.DEALT: {"lease": str, "samples": BIG, "holding": [BIG]},
     Kind.COMPLETED: {"lease": str, "shard": BIG},
 }  # fmt: skip

@@ -31,6 +31,7 @@ class Call:
         lease_id: The lease that it last used.
         exchanging: Whether it uses that lease's buffers now.
         trace: Where the parts of its present commit are noted.
+        held_seconds: How long the reply to its present commit was held for other workers' commits.
         answering: Whether its request is accepted, and only the reply is outstanding.
         error: The error that the server ended it with; None if it did not.
         identify: Returns the caller's identity. Called anew each time, because a token may be withdrawn while a stream is open.
@@ -48,6 +49,7 @@ class Call:
         self.trace = UNTRACED
         self.exchanging = False
         self.answering = False
+        self.held_seconds = 0.0
         self.error: GemError | None = None
 
     def require_own(self, lease_id: str) -> None:

@@ -26,6 +26,7 @@ from gem_server.core.quarantine import lift_command
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
 from gem_server.durability.group_commit import Durability
+from gem_server.held_replies import HeldReplies
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
 from gem_server.intake.turns import Turns
@@ -83,7 +84,13 @@ class CommitPath:
             self.core.adopt_region(lease, call.region)  # also for a repeated commit, whose reply must go there
         elif admission is Admission.FRESH:
             self.core.leases.leave_region(lease)
+        (self.held.release if admission is Admission.REPEATED else self.held.give_up)(lease.lease_id)
         return admission, lease
+
+    @property
+    def held(self) -> HeldReplies:
+        """The replies that wait for other workers' commits."""
+        return self.apply_loop.held
 
     def begin_upload(self, call: Call, lease: Lease) -> Upload | Future[Upload]:
         """Where the gradient of a commit goes, or what to wait for before. Raises Overloaded."""
@@ -203,6 +210,7 @@ class CommitPath:
         self.progress.forget(ended.worker)
         self.uploads.forget(ended.lease_id)
         self.replies.forget(ended.lease_id)
+        self.held.lease_ended(ended)
         self.uploads.trim()
         self.logger.info(
             "lease ended", worker=ended.worker, reason=str(ended.reason), shards_returned=ended.shards_returned,

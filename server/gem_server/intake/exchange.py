@@ -55,10 +55,10 @@ class Carrier(Protocol):
 async def exchange(path: CommitPath, call: Call, message: pb.CommitHeader, carrier: Carrier) -> None:
     """Receives the commit of a header, has it applied, and sends its result. Raises GemError."""
     header, began = messages.header(message), path.clock()
-    call.trace = path.traces.begin(message, call.transport)
+    call.trace, call.held_seconds = path.traces.begin(message, call.transport), 0.0
     try:
         await _exchange(path, call, header, message, carrier)
-        path.rpcs.ended(COMMIT, began)
+        path.rpcs.ended(COMMIT, began + call.held_seconds)
     except (CancelledError, PeerLeft):
         call.trace.failed(name_of(call.error))
         path.rpcs.ended(COMMIT, began, name_of(call.error))
@@ -88,10 +88,28 @@ async def _exchange(path: CommitPath, call: Call, header: Header, message: pb.Co
         call.answering = True
         await carrier.wait(path.rewrite_reply(lease))
         reply = path.reply(lease, header.sequence)
-    while isinstance(reply, Future):  # until it is applied and durable
-        await carrier.wait(reply)
+    while isinstance(reply, Future):  # until it is applied, released and durable
+        if reply is path.held.get(lease.lease_id):
+            await _others(path, call, lease, reply, carrier)
+        else:
+            await carrier.wait(reply)
         reply = path.reply(lease, header.sequence)
     await _answer(path, call, lease, message, reply, form, carrier)
+
+
+async def _others(path: CommitPath, call: Call, lease: Lease, released: Future[None], carrier: Carrier) -> None:
+    """Waits until a held reply is released, or gives it up if the call ends."""
+    began = path.clock()
+    path.durability.hurry()
+    try:
+        await carrier.wait(released)
+    except BaseException:
+        path.held.give_up(lease.lease_id, released)
+        raise
+    finally:
+        ended = path.clock()
+        call.held_seconds = ended - began
+        call.trace.held(began, ended)
 
 
 async def _answer(

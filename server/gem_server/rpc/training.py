@@ -125,6 +125,7 @@ class TrainingServicer:
         lease = self.core.renew(request.lease_id, self.clock())
         self.durability.require_writable()
         with self.calls.exchange(call, request.lease_id):
+            self.path.held.give_up(request.lease_id)
             version = await self.apply_loop.between_commits(lambda: self.core.plan_pull(lease))
             await self.durability.settled()
             opening = self._pull_opening(version=version, progress=lease.progress)
@@ -324,6 +325,7 @@ class TrainingServicer:
         """Accepts no more commits. Commits that hold a ticket are still applied, and their workers get the reply."""
         self.progress.draining = True
         self.calls.end_unanswered(Draining(DRAINING))
+        self.path.held.close()
         self.notify()
 
 

@@ -6,7 +6,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import require_schedule
 
 from gem_server.rules.aeasgd import Aeasgd
-from gem_server.rules.base import ArrayRule, PiFacts, RuleInput, Shared, UpdateRule, require_weighing
+from gem_server.rules.base import ArrayRule, PiFacts, RuleInput, Shared, UpdateRule, require_waiting, require_weighing
 from gem_server.rules.dana import Dana
 from gem_server.rules.dcasgd import DcAsgd
 from gem_server.rules.diloco import DiLoCo
@@ -82,8 +82,9 @@ def require_named(kept: str, asked: str | None) -> None:
 
 def rule_of(settings: Hyperparameters) -> UpdateRule:
     """The rule that a run's hyper-parameters name. Raises ValueError as `make_rule`, for an invalid schedule, and if it can't
-    count commits by their shares of a batch."""
+    count commits by their shares of a batch, or let replies wait, as they ask for."""
     require_schedule(settings)
     rule = make_rule(**vars(settings))
     require_weighing(rule, settings)
+    require_waiting(rule, settings)
     return rule

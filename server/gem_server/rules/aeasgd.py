@@ -30,6 +30,7 @@ class Aeasgd(ArrayRule):
     name: ClassVar[str] = "aeasgd"
     by_element = True
     temporaries = 2
+    replies_may_wait = False  # the reply is x, which the others' commits don't change
 
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)

@@ -152,6 +152,7 @@ class UpdateRule(ABC):
         numbers: Numbers that it keeps for the whole run, with their initial values.
         reply_buffer: The buffer that is sent to the worker: the θ for its next gradient.
         replies_before: Whether that is θ before the worker's own commit; otherwise it is θ after it.
+        replies_may_wait: Whether a reply may be made later than its commit, with the θ of then: see `release`.
         kind: The update that it takes: a gradient, or the change that local steps made to the worker's parameters.
         reads_once: Whether `apply` is safe if the worker writes to the gradient at the same time. If not, it gets a copy.
         temporaries: Maximum number of arrays of shape (P,) that `apply` allocates.
@@ -168,6 +169,7 @@ class UpdateRule(ABC):
     numbers: Mapping[str, float] = MappingProxyType({})
     reply_buffer: str = "snapshot"
     replies_before: bool = False
+    replies_may_wait: bool = True
     reads_once: bool = False
     temporaries: int = 0
     weighs: bool = False
@@ -220,6 +222,22 @@ class UpdateRule(ABC):
     def first_pull(self, theta: Vector, buffers: Buffers) -> None:
         """As `pull`, before the worker's first commit under its lease."""
         self.pull(theta, buffers)
+
+    def release(self, theta: Vector, buffers: Buffers, source: Vector | None, ratio: float) -> None:
+        """The worker, whose reply was held, reads θ: as `pull`, unless the rule sends another θ ahead of it.
+
+        Args:
+            theta, buffers: As for `apply`.
+            source: The snapshot of the worker whose commit was the last, float32, shape (P,); it may be this worker's own. None
+                if there is none.
+            ratio: How far this worker's snapshot lies ahead of θ, if `source` lies 1 ahead: see `ahead`.
+        """
+        self.pull(theta, buffers)
+
+    def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
+        """How far the worker's snapshot lies ahead of θ after its commit, or once its held reply is released; 0 if it is θ. The
+        unit is the rule's."""
+        return 0.0
 
     @abstractmethod
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts | None:
@@ -293,6 +311,15 @@ def require_weighing(rule: UpdateRule, settings: Hyperparameters) -> None:
         rule.weighs,
         f"{what}, and rule {rule.name or type(rule).__name__} with these options does not count a commit by its batch's share: "
         "set it to 1, or use gem with sgd, adam, adamw or lion",
+    )
+
+
+def require_waiting(rule: UpdateRule, settings: Hyperparameters) -> None:
+    """Raises ValueError if replies are to wait for others' commits, and the rule needs them at once."""
+    require(
+        not settings.reply_wait or (rule.replies_may_wait and not rule.replies_before),
+        f"reply_wait {settings.reply_wait:g} lets replies wait, and rule {rule.name or type(rule).__name__} with these options "
+        "must make them with their own commits: set it to 0",
     )
 
 

@@ -105,6 +105,10 @@ class Gem(GradientRule):
         return self.snapshot == "paper"
 
     @property
+    def replies_may_wait(self) -> bool:  # type: ignore[override]
+        return self.snapshot == "after"  # else s is the θ of the worker's own commit
+
+    @property
     def _by_reference(self) -> bool:
         return self.snapshot == "reference"
 

@@ -14,7 +14,7 @@ from gem_api.layout import Layout, Vector
 
 from gem_server.rules.base import Buffers, PiFacts, RuleInput, require
 from gem_server.rules.fused import Scalars
-from gem_server.rules.gem_pass import Step, match_energy
+from gem_server.rules.gem_pass import Step, between, match_energy
 from gem_server.rules.gradient_rule import GradientRule
 
 _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
@@ -38,6 +38,9 @@ class GemAhead(GradientRule):
 
     n is how many commits shared the round that this gradient took: with equal workers their number. A fast worker among slow
     ones has a small n, and its commits count nearly as those of one alone. The bound is for a worker that was silent for long.
+    A reply that was held is made when it is released, from the snapshot s' of the last commit: s = θ + r·(s' − θ), with r such
+    that it lies ahead by what was committed in the worker's round. ρ is 1 at most then: those who wait commit together.
+
     One worker alone, without overlap, makes the optimizer's own steps: h = 1, s = θ and π = 1.
 
     θ itself is what evaluators, readers and checkpoints get.
@@ -76,6 +79,20 @@ class GemAhead(GradientRule):
         ahead = self._optimizer.reach * rule_input.delay * age / (age + 1)
         scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead, rule_input.weight)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
+
+    def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
+        """In units of k/(k + 1) times the last step: until the next commit all workers have them in common."""
+        reach = min(1.0, self._optimizer.reach) if released else self._optimizer.reach
+        return reach * rule_input.delay
+
+    def release(self, theta: Vector, buffers: Buffers, source: Vector | None, ratio: float) -> None:
+        """s = θ + r·(s' − θ), with the snapshot s' that lies ahead of θ by the last step."""
+        if source is None or not ratio:
+            self.pull(theta, buffers)
+            return
+        between(self.threads, theta, source, ratio, buffers["snapshot"])
+        if "answer" in buffers:
+            np.copyto(buffers["answer"], buffers["snapshot"])
 
     def _aged(self, rule_input: RuleInput, count: float) -> float:
         """k, the sum of w/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""

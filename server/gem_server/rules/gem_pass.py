@@ -12,6 +12,8 @@ from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, Scalars, gem_part, join_parts
 from gem_server.rules.threads import Threads
 
+_PIECE = 1 << 13  # elements that stay in the cache
+
 
 class Step(NamedTuple):
     """How the pass makes Δ from a gradient.
@@ -50,3 +52,20 @@ def match_energy(
     threads.run(lambda part: gem_part(part, *arguments), parts)
     median, proxy_energy, central_energy = join_parts(offsets, edges, counts, shared, medians, energies)
     return PiFacts(counts[0, 0, :BINS], edges, float(median), medians, proxy_energy, central_energy)
+
+
+def between(threads: Threads, theta: Vector, source: Vector, ratio: float, out: Vector) -> None:
+    """out ← θ + r·(source − θ), each float32, of shape (P,); `out` may be `source`."""
+    parts, factor = threads.parts(theta.size), np.float32(ratio)
+    edges = np.linspace(0, theta.size, parts + 1).astype(int)
+
+    def work(part: int) -> None:
+        room = np.empty(min(_PIECE, theta.size), np.float32)
+        for begin in range(edges[part], edges[part + 1], _PIECE):
+            piece = slice(begin, min(begin + _PIECE, edges[part + 1]))
+            moved = room[: piece.stop - begin]
+            np.subtract(source[piece], theta[piece], out=moved)
+            np.multiply(factor, moved, out=moved)
+            np.add(theta[piece], moved, out=out[piece])
+
+    threads.run(work, parts)

@@ -87,3 +87,9 @@ def match(
     move = pi * delta
     after = theta + f(weight) * move
     return after, after + ahead * move, pi
+
+
+def released(theta: Vector, source: Vector, ratio: float) -> Vector:
+    """The s of a worker whose reply was held: `source` is the s of the last commit, which lies ahead of θ, and r = `ratio` says
+    how far this one does."""
+    return theta + np.float32(ratio) * (source - theta)

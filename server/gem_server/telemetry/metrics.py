@@ -80,12 +80,21 @@ class Metrics(Collector):
             "gem_commit_wait_seconds", "Time from a commit's last byte until the server begins to apply it.", _SECONDS
         )
         self._apply = Histogram("gem_commit_apply_seconds", "Time that the update rule takes for a commit.", _SECONDS)
+        self._held = Histogram(
+            "gem_reply_wait_seconds",
+            "Time that a reply is held for the commits of other workers; empty if the run's setting reply_wait is 0.",
+            _SECONDS,
+        )
         self._lag = Histogram(
             "gem_event_loop_lag_seconds",
             "How late the event loop, which serves everything but the lanes, did what was due.",
             _SECONDS,
         )
         registry.register(self)
+
+    def waited(self, worker: str, seconds: float) -> None:
+        """Adds how long the reply to a commit was held."""
+        self._held.add(seconds)
 
     def lagged(self, seconds: float) -> None:
         """Adds the time that the event loop was late."""
@@ -141,7 +150,7 @@ class Metrics(Collector):
             "gem_nonfinite_losses", "Commits whose reported loss was NaN or infinite.", None, progress.nonfinite_losses
         )
         yield _gauge("gem_commit_queue_length", "Commits that wait or are being applied.", self._queue_length())
-        yield from (histogram.collect() for histogram in (self._staleness, self._wait, self._apply))
+        yield from (histogram.collect() for histogram in (self._staleness, self._wait, self._apply, self._held))
 
     def _leases(self) -> Iterator[Metric]:
         leases = self._core.leases

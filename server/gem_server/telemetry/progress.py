@@ -94,6 +94,7 @@ class WorkerProgress:
         pi_median: The smoothed median of π of its commits.
         rejected: Number of rejected commits.
         last: The last commit that was applied, or discarded by the rule.
+        wait: The smoothed seconds that its replies were held for other workers' commits.
         transport: How its last commit came, one of TRANSPORTS; empty before the first.
     """
 
@@ -103,6 +104,7 @@ class WorkerProgress:
     pi_median: Smoothed = field(default_factory=Smoothed)
     rejected: int = 0
     last: Applied | None = None
+    wait: Smoothed = field(default_factory=Smoothed)
     transport: str = ""
 
 
@@ -150,6 +152,11 @@ class Progress:
             worker.commits += 1
             worker.staleness += applied.staleness
             worker.influence += applied.scale
+
+    def waited(self, worker: str, seconds: float) -> None:
+        """Notes how long the reply to a commit was held."""
+        if worker in self.workers:
+            self.workers[worker].wait.add(seconds)
 
     def record_transport(self, worker: str, transport: str) -> None:
         """Counts a commit whose gradient is complete, and notes how it came from a live worker."""

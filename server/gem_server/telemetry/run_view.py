@@ -154,6 +154,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         rejected=mine.rejected if mine else 0,
         pace_seconds=core.leases.timetable.pace(lease.lease_id) or 0.0,
         batch_share=core.leases.timetable.share(lease.lease_id),
+        wait_seconds=mine.wait.value or 0.0 if mine else 0.0,
     )
 
 

@@ -20,6 +20,9 @@ class Trace:
     def part(self, name: str, began: float, ended: float) -> None:
         """Adds a part, from and to these seconds of the server's clock."""
 
+    def held(self, began: float, ended: float) -> None:
+        """The commit's reply waited for other workers' commits."""
+
     def ready(self, now: float) -> None:
         """The commit's result is ready: it is applied, and on the disk if there is a log."""
 
@@ -97,6 +100,10 @@ class _Recorded(Trace):
         self._facts |= {"gem.staleness": applied.staleness, "gem.version": applied.version}
         if applied.pi is not None:
             self._facts["gem.pi_median"] = applied.pi.median
+
+    def held(self, began: float, ended: float) -> None:
+        self.part("wait for others", began, ended)
+        self._applied_at = ended
 
     def ready(self, now: float) -> None:
         if self._traces.core.logged and self._applied_at is not None:
