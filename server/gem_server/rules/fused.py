@@ -166,8 +166,8 @@ def _used(moved, delta, against):  # type: ignore[no-untyped-def]
 
 @compiled(**_OPTIONS)
 def _match(theta, block, snapshot, begin, end, scalars):  # type: ignore[no-untyped-def]
-    """Eq. 19 on [begin, end) for the step Δ of a whole batch in `block`, which is its own proxy: moves θ, and s ahead of it. `block` receives π.
-    Returns the sums of (κ·Δ)² and (θ_{t+1} − s)²."""
+    """Eq. 19 on [begin, end) for the step Δ of a whole batch in `block`, its own proxy: moves θ, and s ahead of it. `block`
+    receives π. Returns the sums of (κ·Δ)² and (θ_{t+1} − s)²."""
     _, _, _, kappa, _, outside, pi_max, _, _, ahead, share = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):

@@ -77,7 +77,7 @@ def match(
     theta: Vector, snapshot: Vector, delta: Vector, age: float, count: float, delay: float,
     kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float, weight: float = 1.0,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """Matches the step Δ of an optimizer with a whole batch, its own proxy, with n = `count`: θ_{t+1}, the new s, and π. `delay`
+    """Matches the step Δ of an optimizer with a whole batch, its own proxy: θ_{t+1}, the new s, and π. n is `count`; `delay`
     sums the weights of the commits while the worker computed: n − 1 if all are 1."""
     f = np.float32
     ahead = f(reach * delay * age / (age + 1))
