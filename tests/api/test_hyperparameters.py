@@ -91,7 +91,7 @@ def test_what_a_resumed_run_keeps_and_what_workers_use() -> None:
     assert {name for name, declared in DECLARATIONS.items() if declared.fixed} == kept
     assert {name for name, declared in DECLARATIONS.items() if declared.workers_use and not declared.fixed} == {
         "learning_rate", "schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor",
-        "weight_decay", "local_momentum", "steps", "batch_variation",
+        "weight_decay", "local_momentum", "steps", "batch_variation", "smallest_share",
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.http_port import serve_metrics
 from gem_client import Session
 from gem_dashboards.boards import DASHBOARDS, EVENTS
@@ -72,7 +73,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     registry = CollectorRegistry()
     serve_metrics(worker, registry)
     began = time.time()
-    configuration = config(metrics_listen=metrics, checkpoint_dir=folder / "checkpoints", memory_limit=10**9)
+    settings = Hyperparameters(reply_wait=0.15)
+    configuration = config(settings, metrics_listen=metrics, checkpoint_dir=folder / "checkpoints", memory_limit=10**9)
     with serving(configuration) as live, training(live, WorkerMetrics(registry)), short_lived() as (gone, end):
         servers = [{"targets": [metrics], "labels": {"instance": ODD}}, {"targets": [gone], "labels": {"instance": "gone"}}]
         targets = {"gem-server": servers, "gem-worker": [{"targets": [worker]}]}

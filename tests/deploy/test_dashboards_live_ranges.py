@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client.range_helpers import GRADIENT, Ranges, large_model, ranges
+from gem_api.hyperparameters import Hyperparameters
 from gem_client import Session
 from gem_dashboards.boards import DASHBOARDS
 from gem_dashboards.panels import Panel
@@ -24,6 +25,7 @@ from kit.server import DEADLINE, Live, wait_until
 
 pytestmark = pytest.mark.long
 WINDOW = 4 * SCRAPE
+SETTINGS = Hyperparameters(reply_wait=0.15)
 PANELS = {f"{board.uid}: {panel.title}": panel for board in DASHBOARDS for panel in board.panels}
 
 
@@ -60,7 +62,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     folder, began = tmp_path_factory.mktemp("prometheus"), time.time()
-    metrics: dict[str, Any] = {"metrics_listen": "127.0.0.1:0", "memory_limit": 10**9}
+    metrics: dict[str, Any] = {"metrics_listen": "127.0.0.1:0", "memory_limit": 10**9, "settings": SETTINGS}
     with ranges(folder / "run", 2, **metrics) as run, training(run), ranges(folder / "other", 1, **metrics) as other:
         targets = {"gem-server": [{"targets": [*map(instance, run.lives), instance(other.lives[0])]}], "gem-worker": []}
         with watching(folder, targets) as client:

@@ -24,15 +24,16 @@ _DOCUMENT = "gem_api.settings_file"  # where the context keeps the file's conten
 
 # The keys of all commands. No command can ask the others: the server and the workers import nothing of each other.
 KEYS = (
-    "apply_threads", "backup_keep", "batch_size", "batch_variation", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep",
-    "data", "device", "durability", "epochs", "evaluate_every", "first_worker", "give_up_after", "gradient_dtype", "history",
-    "lane_listen", "learning_rate", "lease_seconds", "listen", "local_momentum", "local_steps", "log_format", "log_level",
-    "log_limit", "max_norm_ratio", "memory_limit", "memory_socket", "metrics_listen", "min_workers", "name", "on", "once",
-    "optimizer", "overlap", "peers", "processes", "quarantine_after", "range", "ray_address", "ray_labels", "ray_spread",
-    "resources", "resume", "resume_run", "rule", "runs", "schedule", "seed", "server", "servers", "shard_size", "shards",
-    "shared_memory", "start_quiet_seconds", "step_seconds", "steps", "stopped_status", "task", "theta_dtype", "threads",
-    "timeout", "tls_ca", "tls_cert", "tls_client_ca", "tls_key", "token_file", "tokens", "turns", "until_stopped",
-    "weight_decay", "worker_metrics_listen", "workers", "workers_per_process", "working_dir",
+    "apply_threads", "backup_keep", "batch_size", "batch_variation", "checkpoint_dir", "checkpoint_interval",
+    "checkpoint_keep", "data", "device", "durability", "epochs", "evaluate_every", "first_worker", "give_up_after",
+    "gradient_dtype", "history", "lane_listen", "learning_rate", "lease_seconds", "listen", "local_momentum", "local_steps",
+    "log_format", "log_level", "log_limit", "max_norm_ratio", "memory_limit", "memory_socket", "metrics_listen",
+    "min_workers", "name", "on", "once", "optimizer", "overlap", "peers", "processes", "quarantine_after", "range",
+    "ray_address", "ray_labels", "ray_spread", "reply_wait", "resources", "resume", "resume_run", "rule", "runs",
+    "schedule", "seed", "server", "servers", "shard_size", "shards", "shared_memory", "smallest_share",
+    "start_quiet_seconds", "step_seconds", "steps", "stopped_status", "task", "theta_dtype", "threads", "timeout", "tls_ca",
+    "tls_cert", "tls_client_ca", "tls_key", "token_file", "tokens", "turns", "until_stopped", "weight_decay",
+    "worker_metrics_listen", "workers", "workers_per_process", "working_dir",
 )  # fmt: skip
 
 # Variables that are no settings: they belong to processes of our own, to docker-compose.yml, or to the commands of gem-ctl.
