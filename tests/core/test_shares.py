@@ -163,6 +163,12 @@ def test_a_discarded_commit_counts_nothing() -> None:
     assert core.leases.get(bob).progress == 0.5
 
 
+def test_a_workers_influence_counts_its_shares() -> None:
+    core = make_core(Hyperparameters(rule="downpour", smallest_share=0.25))
+    (ann,) = start(core)
+    assert commit(core, ann, 1, ONES, share=0.5).scale == 0.5
+
+
 def test_the_schedule_follows_what_has_been_counted() -> None:
     falling = Hyperparameters(rule="downpour", smallest_share=0.25, schedule="cosine", decay_versions=4)
     core = make_core(falling)

@@ -62,7 +62,7 @@ def facts(rule: UpdateRule, step: Step, pi: PiFacts | None, version: int) -> App
         loss=header.loss,
         samples=header.samples,
         pi=pi,
-        scale=rule.scale(step.rule_input, pi) if step.accepted else 0.0,
+        scale=step.rule_input.weight * rule.scale(step.rule_input, pi) if step.accepted else 0.0,
         discarded=not step.accepted,
     )
 

@@ -87,7 +87,7 @@ class Applied:
         loss: Training loss on the batch, if reported.
         samples: Samples in the batch.
         pi: Facts about π; None for a rule without one, and for a commit restored from a checkpoint.
-        scale: Factor by which the rule multiplied Δ, averaged over the parameters.
+        scale: Factor by which the rule multiplied Δ of a whole batch, averaged over the parameters.
         discarded: Whether the rule discarded it as too stale; `version` then stays as it was.
     """
 
