@@ -20,7 +20,7 @@ class _Steps:
         first: Whether the step is its first: it may load data and compile, and does not count.
     """
 
-    began: float | None
+    began: float | None = None
     share: float = 1.0
     pace: float | None = None
     first: bool = True
@@ -38,12 +38,12 @@ class Timetable:
 
     def began(self, lease_id: str, now: float, share: float) -> None:
         """A worker got what it computes its next gradient on, with this share of a batch."""
-        steps = self._steps.setdefault(lease_id, _Steps(now))
+        steps = self._of(lease_id)
         steps.began, steps.share = now, share
 
     def arrived(self, lease_id: str, now: float, share: float) -> None:
         """A commit of this share of a batch has arrived whole: its worker computes no more."""
-        steps = self._steps.setdefault(lease_id, _Steps(None))
+        steps = self._of(lease_id)
         began, steps.began, steps.share = steps.began, None, share
         if began is None or now <= began:
             return
@@ -90,7 +90,7 @@ class Timetable:
 
     def resumed(self, lease_id: str, share: float) -> None:
         """A worker repeats a commit. If that is from before a restart, the worker goes on with that share."""
-        self._steps.setdefault(lease_id, _Steps(None, share))
+        self._steps.setdefault(lease_id, _Steps(share=share))
 
     def interrupted(self, lease_id: str) -> None:
         """A worker's step does not count, as the server stood still meanwhile."""
@@ -104,3 +104,9 @@ class Timetable:
     def restart(self) -> None:
         """Forgets everything: what a log tells has no times."""
         self._steps.clear()
+
+    def _of(self, lease_id: str) -> _Steps:
+        steps = self._steps.get(lease_id)
+        if steps is None:  # most commits make none
+            steps = self._steps[lease_id] = _Steps()
+        return steps
