@@ -50,22 +50,56 @@ def _rounds(
 
 ALL = tuple(KINDS)
 SIX = (0, 1, 2, 3, 4, 5)
+DDP_RATES = (0.01, 0.015, 0.02)
+
+
+def _rivals(
+    profiles: Iterable[str], rounds: int, seeds: Iterable[int] = SEEDS, model: str = "transformer", workers: int = 8
+) -> list[Run]:
+    """What an expert would build for each kind of cluster, at several rates."""
+    found = []
+    for profile in profiles:
+        teams = [""]
+        if profile in (*SLOW, "far"):
+            teams += ["team=proportion", "team=fast"]
+        if profile in ("exponential", "noisy", "pausing"):
+            teams.append(f"team=backup first={workers * 3 // 4}")
+        for team in teams:
+            found += _rounds(team, [profile], DDP_RATES, rounds, seeds, workers, model)
+    return found
+
+
 QUESTIONS: Mapping[str, list[Run]] = {
     "equal": [
         *_ours([BOTH.replace("200", "0"), BOTH, TODAY], ["equal"], seeds=SIX),
         *_rounds("", ["equal"], [0.01, 0.015], seeds=SIX),
     ],
     "in step": _ours([BOTH, TODAY], HARD),
-    "rivals": [
-        *_rounds("team=proportion", ["mixed", "straggler"], [0.015, 0.02, 0.03]),
-        *_rounds("", ["equal", "exponential"], [0.01, 0.015, 0.02]),
-        *_rounds("team=backup first=6", ["exponential", "noisy"], [0.01, 0.015, 0.02]),
-        *_rounds("team=fast", ["mixed", "straggler"], [0.01, 0.015, 0.02]),
-        *_rounds("", ["mixed"], [0.01, 0.015, 0.02]),
-    ],
+    "rivals": _rivals(HARD, 200),
     "parts": _ours(
         [SHARES, WAIT, f"{BOTH} common=True", BOTH.replace("200", "100"), BOTH.replace("200", "0"), f"{BOTH} whole=False"], HARD
     ),
+    "others": [
+        *_ours([BOTH, TODAY], [name for name in ALL if name not in HARD]),
+        *_rivals([n for n in ALL if n not in HARD], 200),
+    ],
+    "held out": [
+        run
+        for model in ("tagger", "trees")
+        for run in (
+            *_ours([BOTH, TODAY, SHARES], ["equal", "mixed", "exponential"], model=model, rates=(0.003, 0.006)),
+            *_rivals(["equal", "mixed", "exponential"], 200, model=model),
+        )
+    ],
+    "long": [*_ours([BOTH, TODAY, SHARES], HARD, 1000), *_rivals(HARD, 1000)],
+    "many": [
+        run
+        for workers in (2, 4, 16, 32)
+        for run in (
+            *_ours([BOTH, TODAY], ["equal", "mixed", "exponential"], workers=workers),
+            *_rivals(["equal", "mixed", "exponential"], 200, workers=workers),
+        )
+    ],
 }
 
 
