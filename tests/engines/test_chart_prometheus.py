@@ -119,7 +119,8 @@ def a_run(folder: Path, name: str, workers: int) -> Iterator[Run]:
     address, metrics = free_address(), free_address()
     server = [
         f"--listen={address}", f"--metrics-listen={metrics}", "--until-stopped",
-        f"--checkpoint-dir={folder / name}", "--durability=log", configured(memory_socket="off", checkpoint_interval=0),
+        f"--checkpoint-dir={folder / name}", "--durability=log",
+        configured(memory_socket="off", checkpoint_interval=0, reply_wait=0.15),
     ]  # fmt: skip
     crew = {f"{name}-gem-worker-{number}": free_address() for number in range(workers)}
     release = render("ml", name, prometheusRule={"grafanaUrl": GRAFANA_URL})

@@ -28,7 +28,7 @@ from simulation.truth import Known, Truth, require
 
 UNIT = 4  # elements: a range begins at a multiple of this here
 LAYOUT = Layout.of({"w": (3, 2), "b": (7,)})  # the ranges cut both tensors
-MAX_CALM_STEPS = 20_000
+MAX_CALM_STEPS = 60_000
 CALM_AGAIN = (
     0.02  # how often a request is sent again that is under way; more often by those who have one server, while there is trouble
 )
@@ -143,7 +143,7 @@ class World:
         try:
             self.steps(steps * (LONGER if self._waits and self.count == 1 else 1), self.trouble())
             lost = self._loses_disk and self.lose_disk()
-            if self._complete and not lost and self.random.random() < 0.5:
+            if self._complete and not lost and self.random.random() < 0.9:
                 self.go_back(self._complete)
             self.come_to_the_end(lost)
         finally:
