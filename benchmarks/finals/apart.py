@@ -16,7 +16,7 @@ F = np.float32
 BETA1, BETA2, EPSILON, DECAY = 0.9, 0.999, 1e-8, 0.01  # PyTorch's AdamW
 WARMUP = 0.02  # of the schedule
 MOST = 4  # of n for each worker
-Gradient = Callable[[Vector, int, int, int], Vector]  # at θ, of a worker's step, with so many samples
+Gradient = Callable[[Vector, int, int, int], Vector]  # arguments: θ, the worker, its step, samples
 
 
 def cosine(done: float, total: float) -> float:
@@ -37,7 +37,7 @@ def _commit(theta, s, g, m, v, last, b1, left1, b2, left2, c1, c2, n, eta, decay
         m[i] = b1 * m[i] + left1 * g[i]
         v[i] = b2 * v[i] + left2 * weight * g[i] * g[i]
         mean, square = m[i] * c1, v[i] * c2
-        delta = -eta * (mean / (math.sqrt(square + (n - 1) * mean * mean) + 1e-8) + decay * theta[i])
+        delta = -eta * (mean / (math.sqrt(square + (n - 1) * mean * mean) + EPSILON) + decay * theta[i])
         pi = 1.0
         if bound:
             against = abs(delta) if whole else abs(delta) * weight
@@ -56,10 +56,8 @@ class Rule:
         rate: η.
         kappa: κ.
         reach: ρ, after a reply that was not held; `reach_held` after one that was.
-        memory: "h" for (n + 1)/2, "n".
         bound: Whether there is π.
         whole: Whether π compares with the step of a whole batch, not with that of the share.
-        count: n: "gap", the weight since the worker's own last commit, or "staleness", that since its reply.
         common: Whether all replies that are released together are the s of the last commit.
         schedule: "cosine" or "constant".
     """
@@ -68,17 +66,15 @@ class Rule:
     kappa: float = 1.5
     reach: float = 1.5
     reach_held: float = 1.0
-    memory: str = "h"
     bound: bool = True
     whole: bool = True
-    count: str = "gap"
     common: bool = False
     schedule: str = "cosine"
 
     def train(
         self, theta: Vector, events: Iterable[Event], workers: int, gradient: Gradient, look: Callable[[float, Vector], bool]
     ) -> Vector:
-        """Trains from θ. `look` is told the time and θ before each commit, and ends the run if it returns True."""
+        """Trains from θ, and returns the last θ. Before each commit it calls `look` with the time and θ; True ends the run."""
         events = list(events)
         total = sum(event.size for event in events) / SIZES
         factor = cosine if self.schedule == "cosine" else constant
@@ -90,7 +86,7 @@ class Rule:
         for event in events:
             worker = event.worker
             if not event.size:
-                if worker in computing:  # it was killed, and joins anew
+                if worker in computing:  # the worker was killed, and joins again
                     stale[worker], own[worker] = 0.0, done
                 computing.add(worker)
                 known = age / (age + 1)
@@ -105,10 +101,9 @@ class Rule:
             weight = event.size / SIZES
             g = gradient(points[worker], worker, event.step, event.size)
             stale[worker] = min(done - bases[worker], MOST * workers - 1.0)
-            since = done - own[worker] if self.count == "gap" else done - bases[worker]
-            n = max(1.0, min(since + weight, MOST * workers))
+            n = max(1.0, min(done - own[worker] + weight, MOST * workers))
             common_tau = (n - 1) / 2
-            h = (n + 1) / 2 if self.memory == "h" else n
+            h = (n + 1) / 2
             b1, b2 = BETA1 ** (weight / h), BETA2 ** (weight / h)
             left1, left2, age = left1 * b1, left2 * b2, age + weight / h
             eta = self.rate * factor(done, total)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gem_server.core.rendezvous import Rendezvous
-from gem_server.core.shares import TOLERANCE, Shares
+from gem_server.core.shares import Shares
 from gem_server.core.timetable import Timetable
 
 from benchmarks.versus.profiles import Profile
@@ -29,13 +29,11 @@ class Policy:
         smallest: The smallest share of a batch; 1: all are whole.
         wait: How long a reply waits for commits that are expected, in steps of the worker that waits; 0: not at all.
         until: Rounds after which nobody waits any more; 0: to the end.
-        tolerance: How far the wanted share may be from a worker's share before that changes, as a factor.
     """
 
     smallest: float = 1.0
     wait: float = 0.0
     until: float = 0.0
-    tolerance: float = TOLERANCE
 
 
 class Event(NamedTuple):
@@ -81,7 +79,7 @@ class Clock:
 
     def _events(self) -> Iterator[Event]:
         self._timetable = Timetable()
-        self._shares = Shares(self._timetable, self.policy.smallest, self.policy.tolerance)
+        self._shares = Shares(self._timetable, self.policy.smallest)
         self._rendezvous = Rendezvous(self._timetable, self.policy.wait)
         self._times = [self.profile.times(self.seed, worker, self.workers) for worker in range(self.workers)]
         self._heap: list[tuple[float, int, int, int, int]] = []  # time, order, worker, life, samples; none: it joins

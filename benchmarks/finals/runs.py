@@ -36,7 +36,7 @@ class Run:
 
     Attributes:
         model, profile, workers, seed: What is trained, and by whom.
-        rounds: How long: the time in which workers that don't wait compute so many gradients each, on average.
+        rounds: How long: the time in which workers that don't wait compute this many gradients each, on average.
         method: "ours", "rounds", "local".
         settings: "rate=0.006 shares=few wait=0.15".
     """
@@ -123,7 +123,7 @@ def make(run: Run, problem: Problem) -> Outcome:
         return lost[0]
 
     if run.method == "ours":
-        policy = Policy(**{name: given.pop(name) for name in ("smallest", "wait", "until", "tolerance") if name in given})
+        policy = Policy(**{name: given.pop(name) for name in ("smallest", "wait", "until") if name in given})
         events = Clock(profile, run.workers, run.seed, policy, limit).events()
         theta = apart.Rule(**given).train(start, events, run.workers, trainee.gradient, look)
         gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)

@@ -73,7 +73,7 @@ def _rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float)
 
 
 def _away(profile: Profile, worker: int, workers: int, now: float) -> bool:
-    if not profile.killed_every or team_is_one(workers):
+    if not profile.killed_every or workers < 2:
         return False
     kills, number = profile.kills(workers), 0
     while kills(number)[0] <= now:
@@ -82,10 +82,6 @@ def _away(profile: Profile, worker: int, workers: int, now: float) -> bool:
             return True
         number += 1
     return False
-
-
-def team_is_one(workers: int) -> bool:
-    return workers < 2
 
 
 @dataclass

@@ -21,12 +21,10 @@ class Shares:
     Attributes:
         timetable: How long each worker's steps take.
         smallest: The smallest share; 1: all batches are whole.
-        tolerance: As above.
     """
 
     timetable: Timetable
     smallest: float = 1.0
-    tolerance: float = TOLERANCE
 
     def next(self, lease_id: str) -> float:
         """The share of a whole batch that a worker's next gradient should have."""
@@ -36,7 +34,7 @@ class Shares:
         if pace is None or fastest is None:
             return now
         wanted = max(self.smallest, fastest / pace)
-        if now / self.tolerance <= wanted <= now * self.tolerance:
+        if now / TOLERANCE <= wanted <= now * TOLERANCE:
             return now
         return min((each for each in SHARES if each >= self.smallest), key=lambda each: max(each / wanted, wanted / each))
 
