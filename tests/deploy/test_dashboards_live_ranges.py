@@ -48,7 +48,7 @@ class Watched:
     def panel(self, where: str) -> list[list[Series]]:
         """The series of each query of a panel, once all have some."""
         panel = PANELS[where]
-        wait_until(lambda: all(self.series(query.expr) for query in panel.queries), f"data for {where}", 2 * DEADLINE)
+        wait_until(lambda: all(self.series(query.expr) for query in panel.queries), f"data for {where}", DEADLINE)
         return [self.series(query.expr) for query in panel.queries]
 
 

@@ -154,13 +154,13 @@ class Wire:
     def close(self) -> None:
         self._channel.close()
 
-    def stream(self, rpc: str, *frames: bytes, timeout: float = 4 * DEADLINE) -> Stream:
+    def stream(self, rpc: str, *frames: bytes, timeout: float = DEADLINE) -> Stream:
         """Opens a call and sends its first frames."""
         stream = Stream(self._channel, rpc, timeout, self._metadata)
         stream.send(*frames)
         return stream
 
-    def whole(self, rpc: str, *frames: bytes, timeout: float = 4 * DEADLINE) -> Stream:
+    def whole(self, rpc: str, *frames: bytes, timeout: float = DEADLINE) -> Stream:
         """A call that sends all its frames, and half-closes."""
         stream = self.stream(rpc, *frames, timeout=timeout)
         stream.half_close()
@@ -326,7 +326,7 @@ def received_bytes(live: Live) -> int:
     return live.on_loop(lambda: live.server.parts.traffic.received)
 
 
-def on_server_loop(live: Live, work: Callable[[], Coroutine[Any, Any, T]], deadline: float = 4 * DEADLINE) -> T:
+def on_server_loop(live: Live, work: Callable[[], Coroutine[Any, Any, T]], deadline: float = DEADLINE) -> T:
     """Runs asyncio clients on the server's own loop: hundreds of them need no threads."""
     done: Future[T] = Future()
     running: list[asyncio.Task[None]] = []

@@ -49,7 +49,7 @@ def resident() -> int:
 def honest_while(live: Live, honest: Worker, attack: Callable[[], object]) -> int:
     """Commits while an attack is under way, once at least; returns how often. The limit holds all the while."""
     commits = 0
-    stream = honest.wire.stream("Commit", timeout=20 * DEADLINE)
+    stream = honest.wire.stream("Commit", timeout=5 * DEADLINE)
     with ThreadPoolExecutor(1) as thread:
         attacking = thread.submit(attack)
         while not (attacking.done() and commits):
@@ -64,7 +64,7 @@ async def registered(channel: grpc.aio.Channel, worker: str, layout: Layout = SM
     """Registers, or says how that was refused."""
     request = pb.RegisterWorkerRequest(worker_name=worker, layout=layout.to_message())
     try:
-        answer = await channel.unary_unary(path("RegisterWorker"))(request.SerializeToString(), timeout=4 * DEADLINE)
+        answer = await channel.unary_unary(path("RegisterWorker"))(request.SerializeToString(), timeout=DEADLINE)
         return pb.RegisterWorkerResponse.FromString(answer)
     except grpc.aio.AioRpcError as error:
         return Refusal.of(error)
@@ -84,7 +84,7 @@ def register_all(live: Live, names: list[str]) -> list[Refusal | pb.RegisterWork
             await asyncio.gather(*(caller(channel) for _ in range(32)))
         return answers
 
-    return on_server_loop(live, run, deadline=8 * DEADLINE)
+    return on_server_loop(live, run, deadline=2 * DEADLINE)
 
 
 # -- registering

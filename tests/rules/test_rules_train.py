@@ -60,7 +60,7 @@ def test_the_loss_falls(digits: Digits, rule: str, local_steps: int) -> None:
         first.join({name: value.detach().numpy() for name, value in digits.model().named_parameters()})
         before = loss_of(live, digits)
         others = [in_background(lambda name=name: work(live, digits, name)) for name in ("ann", "bob")]  # type: ignore[misc]
-        assert [other.result(4 * DEADLINE) for other in others] == [COMMITS, COMMITS]
+        assert [other.result(DEADLINE) for other in others] == [COMMITS, COMMITS]
         assert sum(outcomes(live).values()) == 2 * COMMITS
         samples = live.on_loop(lambda: live.core.samples_committed)
         assert samples >= 0.9 * 2 * COMMITS * local_steps * 16  # a shard's last batch may be smaller

@@ -63,8 +63,8 @@ def poisoned_run(ratio: float, rule: str, shares: bool, overlap: bool = False) -
     with serving(config(settings, max_norm_ratio=ratio, memory_socket=abstract() if shares else "")) as live:
         training = in_background(lambda: run(live, honest, "ann"))
         wait_until(lambda: version(live) > MIN_NORMS, "a history of norms")
-        outcome = in_background(lambda: run(live, poisoned, "eve", overlap=overlap)).exception(4 * DEADLINE)
-        if (error := training.exception(4 * DEADLINE)) is not None:
+        outcome = in_background(lambda: run(live, poisoned, "eve", overlap=overlap)).exception(DEADLINE)
+        if (error := training.exception(DEADLINE)) is not None:
             assert isinstance(error, NonFiniteGradient), error
         assert outcome is None or isinstance(outcome, Exception)
         return live, loss_of(live, honest), outcome
@@ -179,7 +179,7 @@ def test_gem_worker_ends_with_status_4_and_says_why(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "gem_worker", "--task=poison:Task", "--name=eve", configured(log_format="json")]
         for refusals in (2, 0):  # the second time it is not let in at all
             done = subprocess.run(
-                [*command, f"--server={live.address}"], cwd=tmp_path, capture_output=True, text=True, timeout=4 * DEADLINE
+                [*command, f"--server={live.address}"], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE
             )
             assert done.returncode == 4, done.stderr
             lines = [json.loads(line) for line in done.stderr.splitlines()]
