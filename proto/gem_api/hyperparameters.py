@@ -77,7 +77,7 @@ class Declaration(NamedTuple):
     values: Range | tuple[str, ...] | None = None
     fixed: bool = False
     workers_use: bool = False
-    other_defaults: Mapping[tuple[str, str], float] = {}
+    other_defaults: Mapping[tuple[str, str], float | str] = {}
     status: tuple[str, str] | None = None
 
 
@@ -207,6 +207,8 @@ class Hyperparameters:
         heading="Rule",
         option="rule",
         fixed=True,
+        # The room of the first commits, which nobody can foresee: docs/method.md.
+        other_defaults={("optimizer", name): "growth=10" for name in ("adam", "adamw", "lion")},
         status=("options", "{}"),
     )
     local_steps: int = _declare(

@@ -81,6 +81,19 @@ def test_movement_that_was_foreseen_costs_nothing_and_a_surprise_does() -> None:
     assert facts.zero_ratio == 1.0
 
 
+@pytest.mark.parametrize("growth", [10.0, 0.0])
+def test_the_room_for_surprises_grows_with_what_is_known(growth: float) -> None:
+    """Two workers, and θ is always two steps from where it was foreseen: the first commits may not move it, later ones may."""
+    run, moved = Run.of(ahead(rule_options=f"growth={growth}", weight_decay=0.0), np.zeros(SIZE, F), 2), []
+    for version in range(200):
+        run.workers[version % 2]["snapshot"][:] = run.theta - F(2 * 0.01 / math.sqrt(2) * 0.999)
+        facts = run.commit(np.ones(SIZE, F), version % 2, 1)
+        assert facts is not None
+        moved.append(facts.zero_ratio == 0)
+    assert moved[-1]
+    assert moved[2] == (not growth)
+
+
 @pytest.mark.parametrize("workers", [1, 4, 16])
 def test_in_doubt_a_commit_moves_as_far_as_that_of_one_worker_and_with_a_clear_signal_by_its_nth_root(workers: int) -> None:
     """In doubt m̂² is small beside v̂, and |Δ| = η·|m̂|/√v̂. If all gradients are the same, |Δ| = η/√n."""

@@ -70,8 +70,8 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, optimi
 @pytest.mark.parametrize("size", SIZES[::2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_compiled_pass_counts_shares_of_a_batch_as_the_specification_does(optimizer: str, size: int) -> None:
-    """Three workers with other shares in turn; one of them alone at the end, so that n would be below 1."""
-    rule = make_rule("gem", optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, kappa=1.5, epsilon=1e-12)
+    """Three workers with other shares in turn; one of them alone at the end, so that n would be below 1. κ grows meanwhile."""
+    rule = make_rule("gem", "growth=3", optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, kappa=1.5, epsilon=1e-12)
     random = np.random.default_rng(size)
     run = Run.of(rule, random.normal(size=size).astype(F), workers=3)
     theta, age, state = run.theta, 0.0, {each: buffer.copy() for each, buffer in run.shared.buffers.items()}
@@ -81,7 +81,7 @@ def test_the_compiled_pass_counts_shares_of_a_batch_as_the_specification_does(op
         count = max(1.0, passed + weight)
         age += weight * 2 / (count + 1)
         delta = step(optimizer, theta, state, update, age, count, weight)
-        expected, sent, _ = match(theta, snapshot, delta, age, count, passed, 1.5, F(1e-12), F(1), 1.5, weight)
+        expected, sent, _ = match(theta, snapshot, delta, age, count, passed, 1.5, F(1e-12), F(1), 1.5, weight, 3.0)
         run.commit(update, version % 3, 2, weight=weight, passed=passed)
         assert run.shared.numbers["age"] == pytest.approx(age, rel=1e-15)
         age = run.shared.numbers["age"]

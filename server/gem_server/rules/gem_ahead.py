@@ -27,11 +27,12 @@ class GemAhead(GradientRule):
     `rules/specification.py` has these equations in NumPy. With n = τ + 1, at most four for each worker, and h = (n + 1)/2:
 
         Δ = the n-th part of a step with the mean of n gradients        (`rules/optimizers.py`)
-        π = clip((κ·√n·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)           (Eqs. 19, 27; Δ is its own proxy)
+        π = clip((κ'·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)              (Eqs. 19, 27; Δ is its own proxy)
         θ_{t+1} = θ_t + w·π·Δ
         s = θ_{t+1} + ρ·(n − 1)·k/(k + 1)·π·Δ                            what the worker gets, and computes its next gradient on
 
-    k is the sum of w/h over the commits so far: the first steps foretell little.
+    k is the sum of w/h over the commits so far: the first steps foretell little. So κ' grows with it from 1 to κ·√n:
+    κ' = 1 + (κ·√n − 1)·k/(k + `growth`).
 
     w is the share of a whole batch that g was computed on. If it is below 1, n is w and the sum of the others' w instead of
     τ + 1, and n − 1 in s is that sum without w.
@@ -52,6 +53,7 @@ class GemAhead(GradientRule):
     kappa: float = 1.5
     epsilon: float = 1e-16
     pi_max: float = 1.0
+    growth: float = 0.0
     name: ClassVar[str] = "gem"
     reads_once = True
     by_element = True
@@ -61,6 +63,7 @@ class GemAhead(GradientRule):
         require(0 < self.kappa <= 1e3, f"kappa must be above 0 and at most 1000, not {self.kappa}")
         require(1e-30 <= self.epsilon <= 1, f"epsilon must lie in [1e-30, 1], not {self.epsilon}")
         require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")
+        require(0 <= self.growth <= 1e6, f"growth must lie in [0, 1e6], not {self.growth}")
 
     @property
     def weighs(self) -> bool:  # type: ignore[override]
@@ -77,7 +80,7 @@ class GemAhead(GradientRule):
         moments = self._optimizer.state(rule_input.shared.buffers)
         step = Step(moments, self._optimizer.code, numbers, self._decay, self._bound(self.pi_max))
         ahead = self._optimizer.reach * rule_input.delay * age / (age + 1)
-        scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead, rule_input.weight)
+        scalars = self._scalars(self.learning_rate * rule_input.factor, self._room(count, age), ahead, rule_input.weight)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
     def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
@@ -101,12 +104,17 @@ class GemAhead(GradientRule):
         numbers["age"] = (before if before >= 0 else rule_input.version) + weight / self._optimizer.span(count, weight)
         return numbers["age"]
 
-    def _scalars(self, eta: float, count: float, ahead: float, share: float) -> Scalars:
+    def _room(self, count: float, age: float) -> float:
+        """κ': how many steps θ may be from where it was foreseen."""
+        full = self.kappa * math.sqrt(count)
+        return 1 + (full - 1) * age / (age + self.growth) if self.growth else full
+
+    def _scalars(self, eta: float, room: float, ahead: float, share: float) -> Scalars:
         return Scalars(
             eta=eta,
             mu=0.0,
             own=0.0,
-            kappa=self.kappa * math.sqrt(count),
+            kappa=room,
             inside=0.0,
             outside=self.epsilon,
             pi_max=self.pi_max,

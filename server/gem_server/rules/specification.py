@@ -75,14 +75,15 @@ def lion(
 
 def match(
     theta: Vector, snapshot: Vector, delta: Vector, age: float, count: float, delay: float,
-    kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float, weight: float = 1.0,
+    kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float, weight: float = 1.0, growth: float = 0.0,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
     """Matches the step Δ of an optimizer with a whole batch, its own proxy: θ_{t+1}, the new s, and π. n is `count`; `delay`
     sums the weights of the commits while the worker computed: n − 1 if all are 1."""
     f = np.float32
+    room = 1 + (kappa * np.sqrt(count) - 1) * age / (age + growth) if growth else kappa * np.sqrt(count)
     ahead = f(reach * delay * age / (age + 1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        pi = (f(kappa * np.sqrt(count)) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
+        pi = (f(room) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), f(0), pi_max)
     move = pi * delta
     after = theta + f(weight) * move
