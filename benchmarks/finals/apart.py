@@ -32,7 +32,7 @@ def constant(done: float, total: float) -> float:
 
 
 @njit(error_model="numpy", cache=True)
-def _commit(theta, s, g, m, v, last, b1, left1, b2, left2, c1, c2, n, eta, decay, kappa, weight, bound, whole):  # type: ignore[no-untyped-def]
+def _commit(theta, s, g, m, v, last, b1, left1, b2, left2, c1, c2, n, eta, decay, room, weight, bound, whole):  # type: ignore[no-untyped-def]
     for i in range(theta.size):
         m[i] = b1 * m[i] + left1 * g[i]
         v[i] = b2 * v[i] + left2 * weight * g[i] * g[i]
@@ -41,7 +41,7 @@ def _commit(theta, s, g, m, v, last, b1, left1, b2, left2, c1, c2, n, eta, decay
         pi = 1.0
         if bound:
             against = abs(delta) if whole else abs(delta) * weight
-            pi = kappa - abs(theta[i] - s[i]) / against if against > 0 else 0.0
+            pi = room - abs(theta[i] - s[i]) / against if against > 0 else 0.0
             pi = min(max(pi, 0.0), 1.0)
         step = pi * delta
         last[i] = step  # of a whole batch
@@ -55,6 +55,7 @@ class Rule:
     Args:
         rate: η.
         kappa: κ.
+        growth: How slowly κ' grows from 1 to κ·√n; 0: it begins there.
         reach: ρ, after a reply that was not held; `reach_held` after one that was.
         bound: Whether there is π.
         whole: Whether π compares with the step of a whole batch, not with that of the share.
@@ -64,6 +65,7 @@ class Rule:
 
     rate: float
     kappa: float = 1.5
+    growth: float = 0.0
     reach: float = 1.5
     reach_held: float = 1.0
     bound: bool = True
@@ -107,8 +109,10 @@ class Rule:
             b1, b2 = BETA1 ** (weight / h), BETA2 ** (weight / h)
             left1, left2, age = left1 * b1, left2 * b2, age + weight / h
             eta = self.rate * factor(done, total)
+            full = self.kappa * math.sqrt(n)
+            room = 1 + (full - 1) * age / (age + self.growth) if self.growth else full
             betas = F(b1), F(1 - b1), F(b2), F(1 - b2), F(1 / (1 - left1)), F(1 / (1 - left2))
-            numbers = F(n), F(eta), F(DECAY), F(self.kappa * math.sqrt(n)), F(weight), self.bound, self.whole
+            numbers = F(n), F(eta), F(DECAY), F(room), F(weight), self.bound, self.whole
             _commit(theta, points[worker], g, m, v, last, *betas, *numbers)
             done += weight
             own[worker] = done

@@ -9,12 +9,13 @@ from benchmarks.finals.runs import KINDS, Run
 
 SEEDS = (0, 1, 2)
 SLOW = ("mixed", "straggler", "quarter", "first")  # always slow workers: what an expert does about them
-RATE = 0.006
+RATE, RATE_TODAY = 0.008, 0.006
 
 TODAY = ""
+GROWTH = "growth=10"
 SHARES = "smallest=0.0625"
 WAIT = "wait=0.15 until=200"
-BOTH = f"{SHARES} {WAIT}"
+BOTH = f"{SHARES} {WAIT} {GROWTH}"
 HARD = ("mixed", "equal", "exponential", "straggler")
 
 
@@ -48,13 +49,19 @@ def _rounds(
     ]
 
 
-ALL = tuple(KINDS)
+OTHERS = tuple(name for name in KINDS if name not in HARD)
+TWO = (0, 1)
 SIX = (0, 1, 2, 3, 4, 5)
 DDP_RATES = (0.01, 0.015, 0.02)
 
 
 def _rivals(
-    profiles: Iterable[str], rounds: int, seeds: Iterable[int] = SEEDS, model: str = "transformer", workers: int = 8
+    profiles: Iterable[str],
+    rounds: int,
+    seeds: Iterable[int] = SEEDS,
+    model: str = "transformer",
+    workers: int = 8,
+    rates: Iterable[float] = DDP_RATES,
 ) -> list[Run]:
     """What an expert would build for each kind of cluster, at several rates."""
     found = []
@@ -65,59 +72,68 @@ def _rivals(
         if profile in ("exponential", "noisy", "pausing"):
             teams.append(f"team=backup first={workers * 3 // 4}")
         for team in teams:
-            found += _rounds(team, [profile], DDP_RATES, rounds, seeds, workers, model)
+            found += _rounds(team, [profile], rates, rounds, seeds, workers, model)
     return found
 
 
+def _today(profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8) -> list[Run]:
+    return _ours([TODAY], profiles, rounds, seeds, workers, rates=(RATE_TODAY,))
+
+
 QUESTIONS: Mapping[str, list[Run]] = {
-    "equal": [
-        *_ours([BOTH.replace("200", "0"), BOTH, TODAY], ["equal"], seeds=SIX),
-        *_rounds("", ["equal"], [0.01, 0.015], seeds=SIX),
-    ],
-    "in step": _ours([BOTH, TODAY], HARD),
-    "rivals": _rivals(HARD, 200),
-    "parts": _ours(
-        [SHARES, WAIT, f"{BOTH} common=True", BOTH.replace("200", "100"), BOTH.replace("200", "0"), f"{BOTH} whole=False"], HARD
-    ),
-    "others": [
-        *_ours([BOTH, TODAY], [name for name in ALL if name not in HARD]),
-        *_rivals([n for n in ALL if n not in HARD], 200),
-    ],
+    "in step": [*_ours([BOTH], HARD, seeds=SIX), *_ours([BOTH], OTHERS), *_today(HARD, seeds=SIX), *_today(OTHERS)],
+    "rivals": [*_rivals(HARD, 200), *_rivals(OTHERS, 200, rates=(0.015, 0.02))],
     "held out": [
         run
         for model in ("tagger", "trees")
         for run in (
-            *_ours([BOTH, TODAY, SHARES], ["equal", "mixed", "exponential"], model=model, rates=(0.003, 0.006)),
-            *_rivals(["equal", "mixed", "exponential"], 200, model=model),
+            *_ours([BOTH, TODAY], ["equal", "mixed", "exponential"], seeds=TWO, model=model, rates=(0.004, 0.008)),
+            *_rivals(["equal", "mixed", "exponential"], 200, TWO, model, rates=(0.008, 0.015)),
         )
     ],
-    "long": [*_ours([BOTH, TODAY, SHARES], HARD, 1000), *_rivals(HARD, 1000)],
     "many": [
         run
-        for workers in (2, 4, 16, 32)
+        for workers in (16, 4, 2, 32)
         for run in (
-            *_ours([BOTH, TODAY], ["equal", "mixed", "exponential"], workers=workers),
-            *_rivals(["equal", "mixed", "exponential"], 200, workers=workers),
+            *_ours([BOTH], ["equal", "mixed", "exponential"], seeds=TWO, workers=workers),
+            *_today(["equal", "mixed", "exponential"], seeds=TWO, workers=workers),
+            *_rivals(["equal", "mixed", "exponential"], 200, TWO, workers=workers, rates=(0.015, 0.02)),
         )
     ],
-}
+    "long": [
+        *_ours([BOTH], HARD, 1000, TWO), *_today(HARD, 1000, TWO), *_rivals(HARD, 1000, TWO, rates=(0.01, 0.015)),
+        *_ours([f"{SHARES} {GROWTH}", BOTH.replace("200", "0")], ["equal", "mixed"], 1000, TWO),
+    ],
+    "short": [*_ours([BOTH], ["equal", "mixed"], 50), *_today(["equal", "mixed"], 50), *_rivals(["equal", "mixed"], 50)],
+    "parts": _ours(
+        [
+            GROWTH, f"{SHARES} {GROWTH}", f"{WAIT} {GROWTH}", f"{SHARES} {WAIT}", f"{BOTH} common=True",
+            BOTH.replace("until=200", "until=100"), f"{BOTH} bound=False", f"{BOTH} reach=0.0 reach_held=0.0",
+        ],
+        HARD,
+    ),
+    "rates": _ours([BOTH], HARD, rates=(0.006, 0.011)),
+}  # fmt: skip
 
 
 NAMES = {
-    "": "today", SHARES: "shares alone", WAIT: "waits alone", f"{BOTH} common=True": "one s for all who wait",
-    BOTH.replace("200", "100"): "waits in the first 100 rounds", BOTH.replace("200", "0"): "waits to the end",
-    f"{BOTH} whole=False": "π compares with the share's step", BOTH: "in step: waits in the first 200 rounds",
+    GROWTH: "κ grows, alone", f"{SHARES} {GROWTH}": "without waits", f"{WAIT} {GROWTH}": "without shares",
+    f"{SHARES} {WAIT}": "κ is whole from the start", f"{BOTH} common=True": "one s for all who wait",
+    BOTH.replace("until=200", "until=100"): "waits in the first 100 rounds", f"{BOTH} bound=False": "without π",
+    f"{BOTH} reach=0.0 reach_held=0.0": "without look-ahead", BOTH: "in step",
 }  # fmt: skip
 
 
 def ours(settings: str) -> str:
     """The settings of a run of this server."""
-    return f"rate={RATE} {settings}".strip()
+    return f"rate={RATE if settings else RATE_TODAY} {settings}".strip()
 
 
 def named(settings: str) -> str:
     """What is different with these settings; empty if that is in no table."""
-    return NAMES.get(settings.removeprefix(f"rate={RATE}").strip(), "")
+    rate, _, others = settings.partition(" ")
+    name = NAMES.get(others, "")
+    return f"{name}, η {rate.removeprefix('rate=')}" if name and rate != f"rate={RATE}" else name
 
 
 def runs(questions: Iterable[str]) -> list[Run]:
