@@ -59,7 +59,7 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     """Writes the page, and returns its path."""
     losses = Losses(results)
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
-    parts = [_section(losses, *place) for place in places]
+    parts = [_section(losses, *place) for place in places if place[1:] not in plan.WITHOUT.values()]
     template = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
     missing = sum(run not in results for run in plan.runs(plan.QUESTIONS))
     page = folder / "finals.md"
@@ -68,13 +68,14 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
 
 
 def _section(losses: Losses, model: str, workers: int, rounds: int) -> str:
-    heads = ["Cluster", "today", "in step", *DDP]
+    heads = ["Cluster", "today", "in step", "in step, without the slow", *DDP]
     rows = []
     for profile in KINDS:
         where = (model, profile, workers, rounds)
         cells = [
             text(losses.of(*where, "ours", plan.ours(plan.TODAY))),
             text(losses.of(*where, "ours", plan.ours(plan.BOTH))),
+            text(_without_the_slow(losses, where)),
         ]
         for settings in DDP.values():
             rate, found = losses.best(where, "rounds", settings)
@@ -82,6 +83,14 @@ def _section(losses: Losses, model: str, workers: int, rounds: int) -> str:
         if any(cells):
             rows.append([profile, *cells])
     return f"## {model}, {workers} workers, {rounds} rounds\n\n" + table(heads, rows) if rows else ""
+
+
+def _without_the_slow(losses: Losses, where: Cell) -> list[float]:
+    """Of this server in step, on the fast workers alone; empty if that was not run."""
+    model, profile, workers, rounds = where
+    if (workers, rounds) != (8, 200) or profile not in plan.WITHOUT:
+        return []
+    return losses.of(model, "equal", *plan.WITHOUT[str(profile)], "ours", plan.ours(plan.BOTH))
 
 
 def _parts(losses: Losses, results: Iterable[Run]) -> str:

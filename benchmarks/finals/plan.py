@@ -49,6 +49,7 @@ def _rounds(
     ]
 
 
+WITHOUT = {"mixed": (4, 300), "straggler": (7, 222), "quarter": (2, 615), "first": (1, 667)}  # their fast ones, in as long
 OTHERS = tuple(name for name in KINDS if name not in HARD)
 TWO = (0, 1)
 SIX = (0, 1, 2, 3, 4, 5)
@@ -105,6 +106,9 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *_ours([f"{SHARES} {GROWTH}", BOTH.replace("200", "0")], ["equal", "mixed"], 1000, TWO),
     ],
     "short": [*_ours([BOTH], ["equal", "mixed"], 50), *_today(["equal", "mixed"], 50), *_rivals(["equal", "mixed"], 50)],
+    "without the slow": [
+        run for workers, rounds in WITHOUT.values() for run in _ours([BOTH], ["equal"], rounds, workers=workers)
+    ],
     "parts": _ours(
         [
             GROWTH, f"{SHARES} {GROWTH}", f"{WAIT} {GROWTH}", f"{SHARES} {WAIT}", f"{BOTH} common=True",
