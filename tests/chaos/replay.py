@@ -113,7 +113,8 @@ class Replay:
         self._kappa, self._epsilon, self._pi_max = (F(settings[name]) for name in ("kappa", "epsilon", "pi_max"))
         self._settings, self.shared, self._age = settings, start.shared, 0.0
         self.theta, self.version, self.workers = start.theta.copy(), start.state["version"], start.workers
-        self.progress, self.rounds = start.state["progress"], start.state["rounds"]
+        self.progress: float = start.state["progress"]
+        self.rounds: float = start.state["rounds"]
         self.steps: Counter[str] = Counter(start.state["steps_done"])
 
     def happens(self, entry: Entry) -> None:
