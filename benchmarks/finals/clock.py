@@ -75,9 +75,10 @@ class Clock:
 
     def events(self) -> list[Event]:
         """All events until the limit, in their order."""
-        return list(self._events())
+        return list(self.iterate())
 
-    def _events(self) -> Iterator[Event]:
+    def iterate(self) -> Iterator[Event]:
+        """The same, one by one; without end if there is no limit."""
         self._timetable = Timetable()
         self._shares = Shares(self._timetable, self.policy.smallest)
         self._rendezvous = Rendezvous(self._timetable, self.policy.wait)

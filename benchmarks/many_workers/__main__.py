@@ -12,12 +12,14 @@ import torch
 from gem_api.process.lifetime import interruptible
 from gem_worker.tasks import Task, TaskError, load_task
 
+from benchmarks.lib.results import Store
 from benchmarks.lib.runs import make_missing
-from benchmarks.many_workers import check, rivals, runs
+from benchmarks.many_workers import check, in_step, rivals, runs
 from benchmarks.many_workers.page import write_page
+from benchmarks.paper.experiments import Experiment
 
 RESULTS = Path(__file__).parents[2] / "docs/results/many-workers"
-PARTS = ("check", "order", "number", "rivals")
+PARTS = ("check", "order", "number", "in-step", "rivals")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,7 +38,8 @@ def main(data: Path | None, parts: tuple[str, ...]) -> None:
 
 def _draw() -> Path:
     known, tuned = runs.stored(RESULTS / "runs.json"), rivals.stored(RESULTS / "rivals.json")
-    return write_page(known, check.load(RESULTS / "check.json"), tuned, RESULTS)
+    held = rivals.stored(RESULTS / "in-step.json")
+    return write_page(known, check.load(RESULTS / "check.json"), tuned, held, RESULTS)
 
 
 def _task(data: Path) -> Task:
@@ -57,9 +60,19 @@ def _missing(task: Task, data: Path, parts: tuple[str, ...]) -> Iterator[tuple[s
     for case in dict.fromkeys(cases):
         if case not in store:
             yield str(case), partial(runs.measure_and_keep, case, task, store)
+    if "in-step" in parts:
+        held = rivals.stored(RESULTS / "in-step.json")
+        for case in in_step.cases():
+            if case not in held:
+                yield f"{case}", partial(_measure_and_keep, case, task, held)
     if "rivals" in parts:
         tuned = rivals.stored(RESULTS / "rivals.json")
         yield "the rivals' rates", partial(rivals.tune_all, data, tuned, processes=len(os.sched_getaffinity(0)))
+
+
+def _measure_and_keep(case: Experiment, task: Task, store: Store[Experiment, rivals.Outcome]) -> str:
+    store.add(case, outcome := rivals.measure(case, task))
+    return str(outcome)
 
 
 if __name__ == "__main__":

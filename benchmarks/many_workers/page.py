@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.lib import page as markdown
 from benchmarks.lib.style import save
-from benchmarks.many_workers import figures, rivals
+from benchmarks.many_workers import figures, in_step, rivals
 from benchmarks.many_workers.check import Comparison, checks_table
 from benchmarks.many_workers.runs import (
     AGAINST,
@@ -29,7 +29,9 @@ from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
 
 
-def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, folder: Path) -> Path:
+def write_page(
+    runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, held: rivals.Outcomes, folder: Path
+) -> Path:  # fmt: skip
     """Writes README.md and its pictures, as far as the runs for them are there. Returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     if all(experiment(spread=spread, against=against) in runs for spread in SPREADS for against in AGAINST):
@@ -46,6 +48,7 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, fol
         "remedies": _remedy_table(runs),
         "counts": _count_table(runs, counted),
         "checks": checks_table(checks),
+        "held": in_step.page_table(held, tuned),
         "rivals": rivals.table(tuned),
         "progress": rivals.progress(tuned),
         "seeds": _seeds(runs),

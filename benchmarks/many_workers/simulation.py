@@ -114,7 +114,7 @@ def train(
 
     Args:
         task: What is trained.
-        settings: The run's hyper-parameters. Local steps are plain SGD.
+        settings: The run's hyper-parameters. Local steps are plain SGD. Replies may be held if the rule sends θ itself.
         turns: Whose commit comes next.
         workers: How many there are.
         every: Commits between two rows.
@@ -135,9 +135,14 @@ def train(
         rule.first_pull(theta, worker.buffers)
     draw = draw or model.draw
     rows: list[Row] = []
-    current, before, version = _Round(), theta.copy(), 0
-    for done, turn in enumerate(turns, 1):
+    current, before, version, done = _Round(), theta.copy(), 0, 0
+    for turn in turns:
         worker = crowd[turn.worker]
+        if not turn.samples:
+            rule.release(theta, worker.buffers, None, 0.0)
+            worker.base = version
+            continue
+        done += 1
         batch = partial(draw, turn.worker, turn.samples, random)
         theta_there = worker.buffers[rule.reply_buffer]
         if wire is not None:

@@ -34,7 +34,7 @@ class Experiment:
         replacements: How many times, in a staged run, a group of workers leaves and another joins.
         turns: As in gem-train. All of the paper's workers are equal, so they march in lockstep.
         spread: In a simulated run, the standard deviation of the time for a gradient, as a share of its mean.
-        batch_variation, optimizer: In a simulated run, as gem-train's.
+        batch_variation, optimizer, reply_wait: In a simulated run, as gem-train's.
     """
 
     task: str
@@ -58,6 +58,7 @@ class Experiment:
     spread: float = 0.0
     batch_variation: float = 0.0
     optimizer: str = "sgd"
+    reply_wait: float = 0.0
 
     @property
     def key(self) -> str:
@@ -81,6 +82,7 @@ class Experiment:
     def hyperparameters(self) -> Hyperparameters:
         """The settings of a simulated run."""
         names = ["rule", "learning_rate", "batch_size", "seed", "local_steps", "rule_options", "batch_variation", "optimizer"]
+        names += ["reply_wait"]
         names += ["momentum", "kappa", "pi_max", "snapshot"] * (self.optimizer == "sgd")
         given = {name: getattr(self, name) for name in names}
         return Hyperparameters(**given).with_defaults(given)

@@ -35,6 +35,7 @@ def attack(
     bytes_between_faults: int,
     kinds: list[Kind] = KINDS,
     optimizer: str = "sgd",
+    in_step: bool = False,
     progress: Callable[[str], object] = lambda line: None,
 ) -> Report:
     """Kills each server and workers so many times, at moments drawn from the seed, and checks the result.
@@ -50,12 +51,14 @@ def attack(
         bytes_between_faults: Of a connection, on average.
         kinds: The workers.
         optimizer: The one that the servers keep: "sgd", or "adamw", with which workers are sent a point ahead of θ.
+        in_step: Whether replies wait for other workers' commits, and slow workers get smaller batches.
         progress: Is told how far the run is.
     """
     report, began = Report(seed, parameters, len(kinds), [0] * servers), time.monotonic()
     cluster = Cluster(
-        folder, seed, parameters, kinds, servers=servers, optimizer=optimizer, bytes_between_faults=bytes_between_faults
-    )
+        folder, seed, parameters, kinds, servers=servers, optimizer=optimizer, in_step=in_step,
+        bytes_between_faults=bytes_between_faults,
+    )  # fmt: skip
     faults = _Attack(cluster, report, random.Random(seed), server_kills, worker_kills)
     try:
         cluster.wait_acknowledged(10)

@@ -151,7 +151,7 @@ class _Comparison:
         for index, told in enumerate(self._told):
             for known, sent in told.sent.items():
                 parts = self._sessions.parts.get(known)
-                if parts is None or {gradient for gradient, _ in sent} != {parts[index]}:
+                if parts is None or {gradient for gradient, _, _ in sent} != {parts[index]}:
                     self._verdict.object_to(f"range {index} was sent something else than its part of {known}")
 
     def _judge_acknowledged(self) -> None:

@@ -73,6 +73,7 @@ class Cluster:
         checkpoints: Where the checkpoints and the log go; in the folder by default. With several servers, each has a folder in
             there.
         optimizer: The one that the servers keep: "sgd" or "adamw".
+        in_step: Whether replies wait for other workers' commits, and slow workers get smaller batches.
         checkpoint_interval: Seconds between two of them; 0 for none.
         bytes_between_faults: Of the proxies.
 
@@ -92,6 +93,7 @@ class Cluster:
         servers: int = 1,
         checkpoints: Path | None = None,
         optimizer: str = "sgd",
+        in_step: bool = False,
         checkpoint_interval: float = 2.0,
         bytes_between_faults: int,
     ) -> None:
@@ -105,7 +107,7 @@ class Cluster:
         self.servers = [
             ServerProcess(
                 folder, home if servers == 1 else home / f"range-{index}", Range(index, servers), seed + 1000 * index,
-                optimizer, checkpoint_interval, bytes_between_faults,
+                optimizer, in_step, checkpoint_interval, bytes_between_faults,
             )
             for index in range(servers)
         ]  # fmt: skip

@@ -34,7 +34,7 @@ class Contradiction(Exception):
 @dataclass
 class Worker:
     """The state of one lease. `spare` is the older of the two snapshots of a worker that overlaps. `moment` is empty if all
-    workers share an optimizer."""
+    workers share an optimizer. `progress` is the run's when the worker's last commit was applied, or when it pulled."""
 
     name: str
     moment: Floats
@@ -42,6 +42,9 @@ class Worker:
     spare: Floats | None = None
     sequence: int = 0
     base: int = 0
+    progress: float = 0.0
+    spare_base: int = 0
+    spare_progress: float = 0.0
 
 
 class Checkpoint:
@@ -70,6 +73,9 @@ class Checkpoint:
                 kept.get(f"{lease['lease_id']}/spare_snapshot"),
                 lease["sequence"],
                 lease["base_version"],
+                lease["progress"],
+                lease["spare_version"] or 0,
+                lease["spare_progress"],
             )
             for lease in self.state["leases"]
         }
@@ -93,8 +99,9 @@ class Replay:
 
     Attributes:
         theta: float32, shape (P,).
-        sent: What the worker of the last commit was sent: θ, or a point ahead of it.
         version: Its version.
+        progress: The same, each commit counted by its share of a batch.
+        rounds: Rounds of the workers so far.
         workers: Live ones, by lease.
         steps: Commits applied, by worker's name.
     """
@@ -103,11 +110,11 @@ class Replay:
         settings = start.state["hyperparameters"]
         if (settings["rule"], settings["snapshot"]) != ("gem", "after") or settings["optimizer"] not in ("sgd", "adamw"):
             raise ValueError("only the rule gem with SGD, or around AdamW, and snapshots after a commit are replayed here")
-        names = ("learning_rate", "momentum", "kappa", "epsilon", "pi_max")
-        self._eta, self._mu, self._kappa, self._epsilon, self._pi_max = (F(settings[name]) for name in names)
+        self._kappa, self._epsilon, self._pi_max = (F(settings[name]) for name in ("kappa", "epsilon", "pi_max"))
         self._settings, self.shared, self._age = settings, start.shared, 0.0
         self.theta, self.version, self.workers = start.theta.copy(), start.state["version"], start.workers
-        self.sent = self.theta
+        self.progress: float = start.state["progress"]
+        self.rounds: float = start.state["rounds"]
         self.steps: Counter[str] = Counter(start.state["steps_done"])
 
     def happens(self, entry: Entry) -> None:
@@ -119,6 +126,8 @@ class Replay:
             moment = np.zeros_like(self.theta if self._settings["optimizer"] == "sgd" else self.theta[:0])
             answer = np.zeros_like(self.theta) if fields["overlap"] else None
             self.workers[fields["lease"]] = Worker(fields["worker"], moment, np.zeros_like(self.theta), answer)
+        elif entry.kind == "released":
+            self._release(fields)
         elif fields["lease"] not in self.workers:
             raise Contradiction(f"record {entry.number} ({entry.kind}) is of a lease that is not live")
         elif entry.kind == "ended":
@@ -128,58 +137,78 @@ class Replay:
         elif entry.kind == "committed":
             self._commit(self.workers[fields["lease"]], entry)
 
+    def _release(self, fields: dict[str, Any]) -> None:
+        """Replies that were held are made: r times as far ahead of θ as that of the last commit."""
+        source = self.workers[fields["source"]].snapshot if fields["source"] else self.theta
+        for lease, ratio in fields["leases"]:
+            worker = self.workers[lease]
+            worker.snapshot = self.theta + F(ratio) * (source - self.theta) if ratio else self.theta.copy()
+            worker.base = worker.spare_base = self.version
+
     def _pull(self, worker: Worker) -> None:
         worker.snapshot = self.theta.copy()
         worker.spare = self.theta.copy() if worker.spare is not None else None
-        worker.base = self.version
+        worker.base = worker.spare_base = self.version
+        worker.progress = worker.spare_progress = self.progress
 
     def _commit(self, worker: Worker, entry: Entry) -> None:
         fields = entry.fields
         if fields["version"] != self.version + 1:
             raise Contradiction(f"record {entry.number} is version {fields['version']} after version {self.version}")
+        weight, passed = fields["weight"], self._passed(worker, fields["base_version"])
         if worker.spare is not None:
             older = worker.spare
-            worker.spare = worker.snapshot
+            worker.spare, worker.spare_base, worker.spare_progress = worker.snapshot, worker.base, worker.progress
             worker.snapshot = worker.spare if fields["base_version"] == worker.base else older
         gradient = decoded(fields["dtype"], entry.payload, self.theta.size)
+        most = 4 * len(self.workers)
+        count = min(max(1.0, passed + weight), most)
         if self._settings["optimizer"] == "sgd":
-            self._gem(worker, gradient)
+            self._gem(worker, gradient, weight)
         else:
-            self._gem_around_adamw(worker, gradient, self.version - fields["base_version"])
-        self.sent = worker.snapshot
+            self._gem_around_adamw(worker, gradient, weight, count, min(passed, most - 1))
         self.version += 1
-        worker.sequence, worker.base = fields["sequence"], self.version
+        self.progress += weight
+        self.rounds += weight / count
+        worker.sequence, worker.base, worker.progress = fields["sequence"], self.version, self.progress
         self.steps[worker.name] += 1
 
-    def _gem(self, worker: Worker, gradient: Floats) -> None:
+    def _passed(self, worker: Worker, base: int) -> float:
+        """What was committed since the worker's last commit, or since it pulled, each commit counted by its share."""
+        if base == worker.base:
+            return self.progress - worker.progress
+        if worker.spare is not None and base == worker.spare_base:
+            return self.progress - worker.spare_progress
+        return float(self.version - base)
+
+    def _gem(self, worker: Worker, gradient: Floats, weight: float) -> None:
         with np.errstate(all="ignore"):
-            delta = -self._eta * gradient
-            worker.moment = self._mu * worker.moment + delta  # (24)
+            delta = -F(self._settings["learning_rate"] * weight) * gradient
+            worker.moment = F(self._settings["momentum"] ** weight) * worker.moment + delta  # (24)
             wanted = self._kappa * abs(worker.moment) - abs(self.theta - worker.snapshot)  # (27)
             pi = wanted / (abs(delta) + self._epsilon)  # (19)
             pi = np.where(pi > 0, np.minimum(pi, self._pi_max), F(0))
             self.theta = self.theta + pi * delta
         worker.snapshot = self.theta.copy()
 
-    def _gem_around_adamw(self, worker: Worker, gradient: Floats, staleness: int) -> None:
-        """The equations of docs/method.md."""
-        count = min(staleness + 1, 4 * len(self.workers))
-        h = (count + 1) / 2
-        self._age += 1 / h
-        beta1, beta2 = 0.9 ** (1 / h), 0.999 ** (1 / h)
+    def _gem_around_adamw(self, worker: Worker, gradient: Floats, weight: float, count: float, delay: float) -> None:
+        """The equations of docs/method.md: `count` is n, `delay` what was committed while the worker computed."""
+        part = weight / ((count + 1) / 2)
+        self._age += part
+        beta1, beta2 = 0.9**part, 0.999**part
         shared = self.shared
         shared["first_moment"] = F(beta1) * shared["first_moment"] + F(1 - beta1) * gradient
-        shared["second_moment"] = F(beta2) * shared["second_moment"] + F(1 - beta2) * gradient * gradient
+        shared["second_moment"] = F(beta2) * shared["second_moment"] + F((1 - beta2) * weight) * gradient * gradient
         mean = shared["first_moment"] * F(1 / (1 - 0.9**self._age))
         square = shared["second_moment"] * F(1 / (1 - 0.999**self._age)) + F(count - 1) * (mean * mean)
         step = mean / (np.sqrt(square) + F(1e-8)) + F(self._settings["weight_decay"]) * self.theta
-        delta = np.asarray(-self._eta * step, F)
+        delta = np.asarray(-F(self._settings["learning_rate"]) * step, F)
         kappa = F(self._settings["kappa"] * math.sqrt(count))
-        ahead = F(1.5 * (count - 1) * self._age / (self._age + 1))
+        ahead = F(1.5 * delay * self._age / (self._age + 1))
         with np.errstate(all="ignore"):
             pi = (kappa * abs(delta) - abs(self.theta - worker.snapshot)) / (abs(delta) + self._epsilon)
         move = np.where(pi > 0, np.minimum(pi, self._pi_max), F(0)) * delta
-        self.theta = self.theta + move
+        self.theta = self.theta + F(weight) * move
         worker.snapshot = self.theta + ahead * move
 
 

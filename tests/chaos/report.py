@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.checker import Fate, Verdict
@@ -23,6 +23,8 @@ KINDS = [
     Kind(gradient_dtype="bfloat16", theta_dtype="bfloat16"),
     Kind(gradient_dtype="int8"),
 ]
+# Of unequal speed: with batches in proportion, they are in step.
+PACED = [replace(kind, step_seconds=seconds) for kind, seconds in zip(KINDS, (0.1, 0.1, 0.1, 0.2, 0.1, 0.4), strict=True)]
 # A server may die at any moment of its start, too: once it has printed one of these, or nothing yet.
 _MOMENTS = ("", "resumed", "checkpoint written", "serving")
 
@@ -79,6 +81,8 @@ class Report:
             "commits": f"{verdict.committed} acknowledged, {verdict.whole} in all ranges",
             "applied, by range": _by_range(each.applied for each in ranges),
             "tried more than once, by range": _by_range(each.resent for each in ranges),
+            "of smaller batches, by range": _by_range(each.smaller for each in ranges),
+            "replies held, by range": _by_range(each.released for each in ranges),
             "lost, by range": _by_range(each.lost for each in ranges),
             "doubled, by range": _by_range(each.doubled for each in ranges),
             "not as sent, by range": _by_range(each.strange for each in ranges),

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from chaos import disk
 from chaos.attack import attack
-from chaos.report import Report
+from chaos.report import KINDS, PACED, Report
 from gem_api.process.lifetime import interruptible
 
 PHASES = ("one", "ranges", "disk")
@@ -58,6 +58,7 @@ def main(
                 folder / phase, servers=servers, seed=seed, server_kills=kills, worker_kills=workers,
                 suspensions=min(3, workers) if servers > 1 else 0, parameters=servers * parameters,
                 optimizer="sgd" if phase == "one" else "adamw",
+                kinds=KINDS if phase == "one" else PACED, in_step=phase == "ranges",
                 bytes_between_faults=bytes_between_faults, progress=click.echo,
             )  # fmt: skip
         click.echo(results[phase].text())

@@ -1,8 +1,9 @@
 """Checks one server of a chaos run. It reads the workers' diaries and the server's files, and calls neither workers nor server.
 
 What it finds: every commit that a worker was told is applied is in the log, once, as the version that the worker was told,
-with the gradient that the worker sent; every θ that a worker ever saw is the replayed θ of that version; every checkpoint, and
-the last one above all, is the replay at its place, to the bit.
+with the gradient that the worker sent, and counted by its share of a batch; every θ that a worker pulled is the replayed θ of
+that version, and every reply is the replayed one; every checkpoint, and the last one above all, is the replay at its place, to
+the bit.
 
 If several servers hold a range of θ each, all this holds for each by itself, and `checker.py` compares them.
 """
@@ -45,9 +46,11 @@ class ServerVerdict(Findings):
         resent: Commits that their workers had to try more than once.
         lost: Acknowledged commits that are not in the log, or not as the version that was told.
         doubled: Commits that are in the log more than once.
-        strange: Commits in the log that nobody sent, or with another gradient or base.
+        strange: Commits in the log that nobody sent, or with another gradient, base or share.
+        smaller: Commits in the log that count less than a whole batch.
+        released: Replies in the log that had been held for other workers' commits.
         thetas_seen: Times that a worker was given θ.
-        thetas_wrong: Of these, how often it was not the replayed θ of that version.
+        thetas_wrong: Of these, how often it was not the replayed one.
         shards_completed: Acknowledged ones.
         checkpoints: Checkpoints compared with the replay.
         checkpoints_wrong: Of these, how many differ from it.
@@ -60,6 +63,8 @@ class ServerVerdict(Findings):
     lost: int = 0
     doubled: int = 0
     strange: int = 0
+    smaller: int = 0
+    released: int = 0
     thetas_seen: int = 0
     thetas_wrong: int = 0
     shards_completed: int = 0
@@ -78,28 +83,30 @@ class Testimony:
 
     Attributes:
         tries: How often each commit was tried.
-        sent: The gradients' CRC-32 (None where not told) and base versions of each.
+        sent: The gradients' CRC-32 (None where not told), base versions and shares of a batch of each.
         acknowledged: The version and staleness that each was told, once for each answer.
-        seen: Each θ that came: version, dtype, CRC-32, and whether it came with a commit: it may lie ahead of θ then.
+        replies: The θ for the next gradient that came with each, which may lie ahead of θ: base version, dtype, CRC-32.
+        pulled: Each θ that was pulled: version, dtype, CRC-32.
         completed: Shards that were told to be done: lease and shard.
     """
 
     tries: Counter[Known] = field(default_factory=Counter)
-    sent: dict[Known, set[tuple[int | None, int]]] = field(default_factory=dict)
+    sent: dict[Known, set[tuple[int | None, int, float]]] = field(default_factory=dict)
     acknowledged: dict[Known, set[tuple[int, int]]] = field(default_factory=dict)
-    seen: list[tuple[int, str, int, bool]] = field(default_factory=list)
+    replies: dict[Known, list[tuple[int, str, int]]] = field(default_factory=dict)
+    pulled: list[tuple[int, str, int]] = field(default_factory=list)
     completed: set[tuple[str, int]] = field(default_factory=set)
 
     def hear(self, line: dict[str, Any]) -> None:
         known = (line.get("lease", ""), line.get("sequence", 0))
         if line["event"] == "try":
             self.tries[known] += 1
-            self.sent.setdefault(known, set()).add((line["gradient"], line["base"]))
+            self.sent.setdefault(known, set()).add((line["gradient"], line["base"], line["share"]))
         elif line["event"] == "ack":
             self.acknowledged.setdefault(known, set()).add((line["version"], line["staleness"]))
-            self.seen.append((line["base"], line["dtype"], line["theta"], True))
+            self.replies.setdefault(known, []).append((line["base"], line["dtype"], line["theta"]))
         elif line["event"] == "read":
-            self.seen.append((line["version"], line["dtype"], line["theta"], False))
+            self.pulled.append((line["version"], line["dtype"], line["theta"]))
         elif line["event"] == "completed":
             self.completed.add((line["lease"], line["shard"]))
 
@@ -128,7 +135,8 @@ def check_server(checkpoints: Path, told: Testimony) -> tuple[ServerVerdict, Log
     what its log tells, too, up to where it is broken; None if not even that is known."""
     verdict, content = ServerVerdict(), None
     verdict.acknowledged, verdict.resent = len(told.acknowledged), sum(tries > 1 for tries in told.tries.values())
-    verdict.thetas_seen, verdict.shards_completed = len(told.seen), len(told.completed)
+    verdict.thetas_seen = len(told.pulled) + sum(map(len, told.replies.values()))
+    verdict.shards_completed = len(told.completed)
     try:
         judge = _Judge(verdict, told, checkpoints)
         content = judge.content
@@ -173,22 +181,30 @@ class _Judge:
             self._due.setdefault(_number(path), []).append(path)
         self._last = paths[-1]
         self._applied, self._completed = self.content.applied, self.content.completed
-        self._wanted: dict[int, set[tuple[str, int, bool]]] = {}
-        for version, dtype, check, sent in told.seen:
-            self._wanted.setdefault(version, set()).add((dtype, check, sent))
+        self._replies = dict(told.replies)
+        self._smallest = start.state["hyperparameters"]["smallest_share"]
+        self._wanted: dict[int, set[tuple[str, int]]] = {}
+        for version, dtype, check in told.pulled:
+            self._wanted.setdefault(version, set()).add((dtype, check))
 
     def hold_court(self) -> None:
         self._look(self._first - 1)
         for entry in entries(self._folder / "log", self._run_id, self._first):
             before = self._replay.version
+            if entry.kind in ("committed", "pulled", "ended"):
+                self._compare_reply(entry.fields["lease"])
             self._replay.happens(entry)
             if entry.kind == "committed":
                 self._commit(entry)
+            elif entry.kind == "released":
+                self._verdict.released += len(entry.fields["leases"])
             elif entry.kind == "completed":
                 self._completed[entry.fields["lease"], entry.fields["shard"]] += 1
             elif entry.kind == "opened":
                 self.content.opened.add(entry.fields["lease"])
             self._look(entry.number, moved=self._replay.version != before)
+        for lease in self._replay.workers:
+            self._compare_reply(lease)
         self._verdict.applied = self._replay.version
         self._judge_promises()
         self._judge_end()
@@ -202,10 +218,18 @@ class _Judge:
         elif fields["sequence"] != 1 and (fields["lease"], fields["sequence"] - 1) not in self._applied:
             verdict.object_to(f"version {version} is {known}, and the commit before that is not applied")
         self._applied[known] = version
+        verdict.smaller += fields["weight"] < 1
         gradient = zlib.crc32(decoded(fields["dtype"], entry.payload, self._replay.theta.size).tobytes())
-        if not {(gradient, fields["base_version"]), (None, fields["base_version"])} & self._told.sent.get(known, set()):
+        sent = self._told.sent.get(known, set())
+        if (fields["base_version"], fields["weight"]) not in {
+            (base, self._weight(share)) for check, base, share in sent if check in (gradient, None)
+        }:
             verdict.strange += 1
             verdict.object_to(f"version {version} ({known}) is no commit that any worker sent")
+
+    def _weight(self, share: float) -> float:
+        """What a commit that names this share of a batch counts; 0 if it names none."""
+        return min(1.0, max(self._smallest, share or 1.0)) if self._smallest < 1 else 1.0
 
     def _look(self, number: int, moved: bool = True) -> None:
         """Compares what the workers saw after a record with the replay."""
@@ -219,12 +243,22 @@ class _Judge:
 
     def _compare_seen(self) -> None:
         seen = self._wanted.pop(self._replay.version, set())
-        for dtype, check, sent in seen:
-            if check != _crc(self._replay.sent if sent else self._replay.theta, dtype):
+        for dtype, check in seen:
+            if check != _crc(self._replay.theta, dtype):
                 self._verdict.thetas_wrong += 1
                 self._verdict.object_to(
                     f"a worker saw a θ of version {self._replay.version} ({dtype}) that is not the replay's"
                 )
+
+    def _compare_reply(self, lease: str) -> None:
+        """Compares the last reply of a lease, which changes now, with the replay's. It may have been held, and made again."""
+        worker = self._replay.workers.get(lease)
+        if worker is None:
+            return
+        for base, dtype, check in self._replies.pop((lease, worker.sequence), []):
+            if (base, check) != (worker.base, _crc(worker.snapshot, dtype)):
+                self._verdict.thetas_wrong += 1
+                self._verdict.object_to(f"the reply to commit {worker.sequence} of {lease} ({dtype}) is not the replay's")
 
     def _judge_promises(self) -> None:
         verdict = self._verdict
@@ -263,6 +297,9 @@ def _difference(checkpoint: Checkpoint, replay: Replay) -> str:
         return f"its version is {checkpoint.state['version']}, not {replay.version}"
     if checkpoint.theta.tobytes() != replay.theta.tobytes():
         return "θ"
+    for name in ("progress", "rounds"):
+        if checkpoint.state[name] != getattr(replay, name):
+            return f"{name}: {checkpoint.state[name]}, not {getattr(replay, name)}"
     for name, buffer in checkpoint.shared.items():
         if _bytes(buffer) != _bytes(replay.shared[name]):
             return name
@@ -270,7 +307,7 @@ def _difference(checkpoint: Checkpoint, replay: Replay) -> str:
         return f"leases {sorted(checkpoint.workers.keys() ^ replay.workers.keys())}"
     for lease, kept in checkpoint.workers.items():
         mine = replay.workers[lease]
-        for name in ("name", "sequence", "base"):
+        for name in ("name", "sequence", "base", "progress"):
             if getattr(kept, name) != getattr(mine, name):
                 return f"{name} of lease {lease}: {getattr(kept, name)}, not {getattr(mine, name)}"
         for name in ("moment", "snapshot", "spare"):

@@ -27,6 +27,7 @@ class ServerProcess:
         part: The part of θ that it holds.
         seed: What the faults of its proxies are drawn from.
         optimizer: The one that the server keeps: "sgd" or "adamw".
+        in_step: Whether replies wait for other workers' commits, and slow workers get smaller batches.
         checkpoint_interval: Seconds between two checkpoints; 0 for none.
         bytes_between_faults: Of the proxies.
 
@@ -44,6 +45,7 @@ class ServerProcess:
         part: Range,
         seed: int,
         optimizer: str,
+        in_step: bool,
         checkpoint_interval: float,
         bytes_between_faults: int,
     ) -> None:
@@ -51,6 +53,7 @@ class ServerProcess:
         self.checkpoints = checkpoints
         self.part = part
         self._optimizer, self._interval = optimizer, checkpoint_interval
+        self._in_step = {"smallest_share": 1 / 16, "reply_wait": 0.5} if in_step else {"smallest_share": 1, "reply_wait": 0}
         self.port, self.lane_port, self.metrics_port = free_port(), free_port(), free_port()
         self.proxy = Proxy(self.port, seed, bytes_between_faults)
         self.lane_proxy = Proxy(self.lane_port, seed, bytes_between_faults, self.lane_port)
@@ -91,7 +94,7 @@ class ServerProcess:
             f"--optimizer={self._optimizer}",
             configured(
                 lane_listen=f"127.0.0.1:{self.lane_port}", checkpoint_keep=1_000_000, checkpoint_interval=self._interval,
-                lease_seconds=5, shard_size=128,
+                lease_seconds=5, shard_size=128, **self._in_step,
             ),
         ]  # fmt: skip
         if self.part != WHOLE:

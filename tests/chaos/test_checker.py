@@ -228,6 +228,7 @@ def test_a_commit_that_is_applied_twice_is_doubled(left: Left) -> None:
             lambda record: record._replace(fields={**record.fields, "base_version": record.fields["base_version"] - 1}),
             id="base",
         ),
+        pytest.param(lambda record: record._replace(fields={**record.fields, "weight": 0.5}), id="share"),
     ],
 )
 def test_a_commit_that_is_not_as_it_was_sent_is_strange(left: Left, change: Callable[[Record], Record]) -> None:
@@ -276,6 +277,11 @@ def test_a_run_that_begins_with_momentum_is_found(left: Left) -> None:
 @pytest.mark.parametrize("version", [3, 1000], ids=["that had another", "that was never reached"])
 def test_a_theta_that_no_version_had_is_found(left: Left, version: int) -> None:
     left.tell({"event": "read", "lease": left.last_answer()["lease"], "version": version, "theta": 1, "dtype": "float32"})
+    assert left.judge().ranges[-1].thetas_wrong == 1
+
+
+def test_a_reply_that_is_not_the_replay_to_the_bit_is_found(left: Left) -> None:
+    left.tell({**left.last_answer(), "theta": 1})
     assert left.judge().ranges[-1].thetas_wrong == 1
 
 

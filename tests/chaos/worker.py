@@ -4,7 +4,8 @@ Its diary has a line of JSON for each thing, in the order in which it happened, 
 holds a range of θ (range 0 is all of it if there is one server) and gets a part of each commit:
 
     sending    a commit begins: lease, sequence, parts (CRC-32 of each range's part of the gradient, float32; null if rounded)
-    try        a part of it is sent: range, lease, sequence, base (version), gradient (CRC-32 as above)
+    try        a part of it is sent: range, lease, sequence, base (version), share (of a whole batch; 0: none is named),
+               gradient (CRC-32 as above)
     ack        it is applied, says that server: range, lease, sequence, version, staleness; base, theta, dtype of the part of θ
                that came; via
     committed  all servers have said so: lease, sequence, batches (shard and number of samples of each that it covers)
@@ -20,6 +21,7 @@ import json
 import logging
 import os
 import sys
+import time
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +38,7 @@ _UNIT = 4096  # elements
 
 @dataclass(frozen=True)
 class Kind:
-    """A worker's settings for its connection to the server."""
+    """A worker's settings for its connection to the server; and how many seconds a whole batch takes it."""
 
     shared_memory: bool = False
     proxied: bool = True
@@ -44,6 +46,7 @@ class Kind:
     shards: bool = False
     gradient_dtype: str = "float32"
     theta_dtype: str = "float32"
+    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ def _observe_parts(session: gem_client.Session, diary: Diary, kind: Kind) -> Non
         if link.caller is not session._caller:  # another session in this process
             return attempt(link, header, update, theta)
         part = {"range": link.part.index, "lease": header.lease_id, "sequence": header.sequence}
-        diary.note(event="try", **part, base=header.base_version, gradient=_crc(update, kind))
+        sent = {"base": header.base_version, "share": header.batch_share, "gradient": _crc(update, kind)}
+        diary.note(event="try", **part, **sent)
         result = attempt(link, header, update, theta)
         facts = {"version": result.version, "staleness": result.staleness, "base": result.base_version}
         dtype = "float32" if link.region is not None else kind.theta_dtype
@@ -160,13 +164,15 @@ def _crc(gradient: Any, kind: Kind) -> int | None:
 
 
 class Gradients:
-    """Random gradients that bfloat16 represents exactly."""
+    """Random gradients that bfloat16 represents exactly. One of a whole batch takes `step_seconds` at least."""
 
-    def __init__(self, parameters: int, seed: int) -> None:
+    def __init__(self, parameters: int, seed: int, step_seconds: float = 0.0) -> None:
         self._parameters = parameters
         self._random = np.random.default_rng(seed)
+        self._step_seconds = step_seconds
 
-    def __call__(self) -> Any:
+    def __call__(self, share: float = 1.0) -> Any:
+        time.sleep(self._step_seconds * share)
         gradient = self._random.standard_normal(self._parameters, np.float32)
         bits = gradient.view(np.uint32)
         bits &= np.uint32(0xFFFF0000)
@@ -180,25 +186,26 @@ def first_value(parameters: int) -> Any:
 
 def commit_one_by_one(session: gem_client.Session, gradients: Gradients, stop: Path) -> None:
     while not stop.exists():
-        session.commit(gradients(), loss=1.0, samples=1)
+        share = session.batch_share
+        session.commit(gradients(share), loss=1.0, samples=1, share=share)
 
 
 def commit_shards(session: gem_client.Session, gradients: Gradients, stop: Path) -> None:
     for _ in session.shards(SAMPLES):
         if stop.exists():
             return
-        session.commit(gradients(), loss=1.0)
+        session.commit(gradients(session.batch_share), loss=1.0)
 
 
 def commit_overlapping(session: gem_client.Session, gradients: Gradients, stop: Path) -> None:
     """Commits with overlap: each gradient is computed on the last θ received while the commit before it is under way."""
-    gradient, base = gradients(), session.base
+    gradient, share, base = gradients(), 1.0, session.base
     while not stop.exists():
-        at_hand = session.base
-        session.begin_commit(gradient, loss=1.0, samples=1, base=base)
-        following = gradients()
+        at_hand, due = session.base, session.batch_share
+        session.begin_commit(gradient, loss=1.0, samples=1, base=base, share=share)
+        following = gradients(due)
         session.finish_commit()
-        gradient, base = following, at_hand
+        gradient, share, base = following, due, at_hand
 
 
 def main() -> None:
@@ -213,7 +220,7 @@ def main() -> None:
         observe(session, diary, kind)
         session.join({"weight": first_value(told.parameters)}, overlap=kind.overlap)
         work = commit_overlapping if kind.overlap else commit_shards if kind.shards else commit_one_by_one
-        work(session, Gradients(told.parameters, told.seed), Path(told.stop))
+        work(session, Gradients(told.parameters, told.seed, kind.step_seconds), Path(told.stop))
     diary.note(event="closed")
 
 

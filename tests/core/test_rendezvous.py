@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 WAIT, MOST = 0.15, 1.0
+LEAST = 0.2  # seconds that a reply waits at the most, in runs in which some steps are long enough for that
 EPSILON = 1e-9
 
 
@@ -109,18 +110,19 @@ def test_a_reply_that_is_given_up_is_not_released() -> None:
 
 @dataclass
 class Cluster:
-    """Workers with steps of their own, and the times of the looks."""
+    """Workers with steps and shares of a batch of their own, and the times of the looks."""
 
     steps: list[list[float]]
+    shares: list[float]
     dies: dict[int, int]  # worker: after how many commits
-    rendezvous: Rendezvous = field(default_factory=lambda: Rendezvous(Timetable(), WAIT, MOST))
+    rendezvous: Rendezvous = field(default_factory=lambda: Rendezvous(Timetable(), WAIT, LEAST))
     since: dict[str, tuple[float, float]] = field(default_factory=dict)
     looks: int = 0
 
     def run(self) -> None:
         arrivals: dict[int, float] = {worker: steps[0] for worker, steps in enumerate(self.steps)}
         for worker in arrivals:
-            self.rendezvous.timetable.began(str(worker), 0.0, 1.0)
+            self.rendezvous.timetable.began(str(worker), 0.0, self.shares[worker])
         made, now = [1] * len(self.steps), 0.0
         while arrivals or self.since:
             look = self.rendezvous.next_look(now)
@@ -142,22 +144,23 @@ class Cluster:
 
     def _commits(self, worker: str, now: float) -> None:
         timetable = self.rendezvous.timetable
-        timetable.arrived(worker, now, 1.0)
+        share = self.shares[int(worker)]
+        timetable.arrived(worker, now, share)
         if self.rendezvous.hold(worker, now):
-            step = timetable.step(worker)
-            assert step is not None
-            self.since[worker] = now, min(WAIT * step, MOST)
+            pace = timetable.pace(worker)
+            assert pace is not None
+            self.since[worker] = now, min(WAIT * pace * share, LEAST)
 
     def _computes(self, worker: int, now: float, made: list[int], arrivals: dict[int, float]) -> None:
         if made[worker] >= min(len(self.steps[worker]), self.dies.get(worker, 99)):
             self.rendezvous.timetable.end(str(worker))
             return
-        self.rendezvous.timetable.began(str(worker), now, 1.0)
+        self.rendezvous.timetable.began(str(worker), now, self.shares[worker])
         arrivals[worker] = now + self.steps[worker][made[worker]]
         made[worker] += 1
 
     def _nobody_waits_in_vain(self, now: float) -> None:
-        expected = [at for at in self.rendezvous.timetable.expected() if at > now - MOST]
+        expected = [at for at in self.rendezvous.timetable.expected() if at > now - LEAST]
         assert expected or not self.since
 
 
@@ -165,8 +168,14 @@ _STEPS = st.lists(st.floats(0.05, 3.0), min_size=3, max_size=12)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(_STEPS, min_size=1, max_size=6), st.dictionaries(st.integers(0, 5), st.integers(1, 8), max_size=3))
-def test_every_run_comes_to_its_end_and_nobody_waits_beyond_the_bound(steps: list[list[float]], dies: dict[int, int]) -> None:
-    cluster = Cluster(steps, dies)
+@given(
+    st.lists(_STEPS, min_size=1, max_size=6),
+    st.lists(st.sampled_from((1.0, 0.5, 1 / 16)), min_size=6, max_size=6),
+    st.dictionaries(st.integers(0, 5), st.integers(1, 8), max_size=3),
+)
+def test_every_run_comes_to_its_end_and_nobody_waits_beyond_the_bound(
+    steps: list[list[float]], shares: list[float], dies: dict[int, int]
+) -> None:
+    cluster = Cluster(steps, shares, dies)
     cluster.run()
     assert cluster.looks <= 2 * sum(map(len, steps)) * len(steps)

@@ -27,7 +27,7 @@ def page(folder: Path) -> str:
 
 
 def test_all_results_make_tables_and_pictures(tmp_path: Path) -> None:
-    write_page({case: run(case) for case in [*order_cases(), *number_cases()]}, [CHECK], {}, tmp_path)
+    write_page({case: run(case) for case in [*order_cases(), *number_cases()]}, [CHECK], {}, {}, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"README.md", "order.png", "energies.png", "number.png"}
     assert "are means of 2 seeds, others" in page(tmp_path)
     assert "| 0.5 | 6.1 | 2.00 | 90.50 % | 2.00 | 90.50 % |" in page(tmp_path)
@@ -37,7 +37,7 @@ def test_all_results_make_tables_and_pictures(tmp_path: Path) -> None:
 
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     some = [case for case in order_cases() if case.seed == 0 and case.batch_variation == 0]
-    write_page({case: run(case) for case in some}, [], {}, tmp_path)
+    write_page({case: run(case) for case in some}, [], {}, {}, tmp_path)
     assert f"up to 2 seeds; {len(order_cases()) - len(some)} runs are missing" in page(tmp_path)
     assert "| both | – | – |" in page(tmp_path)
 
@@ -48,7 +48,7 @@ def test_a_run_that_diverged_is_stored_and_shown(tmp_path: Path) -> None:
     stored(tmp_path / "runs.json").add(case, diverged)
     known = stored(tmp_path / "runs.json")
     assert known[case].leap == float("inf")
-    write_page(known, [], {}, tmp_path)
+    write_page(known, [], {}, {}, tmp_path)
     assert "| 0.05 | 3.8 | inf | nan % |" in page(tmp_path)
 
 

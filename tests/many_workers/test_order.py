@@ -23,8 +23,11 @@ def staleness(turns: list[Turn]) -> list[int]:
     return found
 
 
-def turns(workers: int, steps: int, spread: float, varied: float = 0.0, seed: int = 0) -> list[Turn]:
-    return list(simulated(Experiment("mnist", workers=workers, steps=steps, spread=spread, batch_variation=varied, seed=seed)))
+def turns(workers: int, steps: int, spread: float, varied: float = 0.0, seed: int = 0, wait: float = 0.0) -> list[Turn]:
+    case = Experiment(
+        "mnist", workers=workers, steps=steps, spread=spread, batch_variation=varied, seed=seed, reply_wait=wait
+    )  # fmt: skip
+    return list(simulated(case))
 
 
 def test_workers_that_are_all_alike_march_in_lockstep() -> None:
@@ -48,6 +51,18 @@ def test_batches_vary_around_their_mean() -> None:
     sizes = [turn.samples for turn in turns(100, 50, 0.05, 0.9)]
     assert (min(sizes), max(sizes)) == (6, 122)
     assert np.mean(sizes) == pytest.approx(64, rel=0.02)
+
+
+def test_workers_whose_replies_wait_compute_on_the_theta_of_one_round() -> None:
+    made = turns(20, 40, 0.03, wait=0.15)
+    assert sum(turn.samples > 0 for turn in made) == 20 * 40
+    version, bases, ages = 0, [0] * 20, list[int]()
+    for turn in made:
+        version += turn.samples > 0
+        ages.append(version - 1 - bases[turn.worker] if turn.samples else -1)
+        bases[turn.worker] = version
+    later = [age for age in ages[len(ages) // 2 :] if age >= 0]
+    assert np.mean(later) < 12  # of 19 if no reply waits: 9.5 if all workers got the round's last θ
 
 
 def test_a_recorded_order_is_that_of_the_file(tmp_path: Path) -> None:
