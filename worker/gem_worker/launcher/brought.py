@@ -13,8 +13,8 @@ _COLUMNS = ("worker", "commits", "batches", "share", "pace", "waited")
 
 
 def brought(curves: RunCurves, last: Mapping[str, pb.WorkerStatus], batch_size: int) -> dict[str, dict[str, Any]]:
-    """By worker: its commits, and the whole batches that their samples are; of its last lease the share, the pace in seconds for
-    a whole batch, and the seconds that its replies have waited. None: the server has not said it."""
+    """By worker: its commits, and the whole batches that their samples are; of its last lease the share, the pace in seconds
+    for a whole batch, and the seconds that its replies have waited. None: the server has not said it."""
     totals, found = curves.per_worker, {}
     for name, commits, samples in zip(curves.names, totals.commits, totals.samples, strict=True):
         status = last.get(name)
