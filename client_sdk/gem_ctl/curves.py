@@ -22,6 +22,7 @@ class PerWorker:
 
     Attributes:
         commits: Applied commits.
+        samples: Samples of the applied commits.
         discarded: Commits that the rule discarded.
         staleness: Sum of the staleness of the applied commits.
         last: Version of the last commit.
@@ -29,6 +30,7 @@ class PerWorker:
     """
 
     commits: Column
+    samples: Column
     discarded: Column
     staleness: Column
     last: Column
@@ -52,7 +54,7 @@ class RunCurves(Curves):
         self.samples = 0.0
         self.begin, self.end = np.inf, -np.inf
         self.distribution = np.zeros(MAX_STALENESS + 1)
-        self.per_worker = PerWorker(*(np.zeros(0) for _ in range(5)))
+        self.per_worker = PerWorker(*(np.zeros(0) for _ in range(6)))
         self._numbers: dict[str, int] = {}
 
     @property
@@ -69,7 +71,7 @@ class RunCurves(Curves):
         version, applied = columns["version"], np.logical_not(columns["discarded"] > 0)
         self.add(version, {**columns, "applied": applied.astype(np.float64)})
         self._add_totals(columns, applied, piece.nonfinite_losses)
-        self._add_workers(piece.workers, version, np.nan_to_num(columns["staleness"]).clip(0, None), applied)
+        self._add_workers(piece.workers, columns, applied)
 
     def end_of_history(self) -> None:
         """Call it after the last line: a worker whose last commit is recent was at work to the end."""
@@ -116,7 +118,8 @@ class RunCurves(Curves):
         staleness = columns["staleness"][applied & np.isfinite(columns["staleness"])].clip(0, MAX_STALENESS)
         self.distribution += np.bincount(staleness.astype(np.int64), minlength=MAX_STALENESS + 1)
 
-    def _add_workers(self, names: list[str], version: Column, staleness: Column, applied: Flags) -> None:
+    def _add_workers(self, names: list[str], columns: dict[str, Column], applied: Flags) -> None:
+        version, staleness = columns["version"], np.nan_to_num(columns["staleness"]).clip(0, None)
         for name in names:
             self._numbers.setdefault(name, len(self._numbers))
         worker = np.array([self._numbers[name] for name in names])
@@ -125,6 +128,7 @@ class RunCurves(Curves):
             fill = (self.first or 0.0) - 1 if name == "last" else 0.0
             setattr(totals, name, np.append(column, np.full(count - len(column), fill)))
         totals.commits += np.bincount(worker[applied], minlength=count)
+        totals.samples += np.bincount(worker[applied], np.nan_to_num(columns["samples"][applied]), count)
         totals.discarded += np.bincount(worker[~applied], minlength=count)
         totals.staleness += np.bincount(worker[applied], staleness[applied], count)
         order = np.argsort(worker, kind="stable")

@@ -21,6 +21,7 @@ SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "worker")
 _NOT_SGD = OPTIMIZERS[1:]
+_SHARED = OPTIMIZERS[1:-1]  # of the server, with a memory of gradients
 _PAPERS = ("momentum", "snapshot")  # settings of rule gem that mean nothing around another optimizer than SGD
 SCHEDULES = ("constant", "step", "cosine", "onecycle")
 SHARD_SIZE = 256  # the default; a larger batch raises it
@@ -66,6 +67,7 @@ class Declaration(NamedTuple):
         fixed: Whether a resumed run must keep it, because the workers' buffers or the shard ledger depend on it.
         workers_use: Whether workers compute with it. After a change they must register again.
         other_defaults: Defaults if another hyper-parameter contains a word: {(other, word): default}.
+        in_step: Whether those hold only if workers can be kept in step: see `Hyperparameters.in_step`.
         status: A label and a format; `gem-ctl status` shows the value with them if it is not the default.
     """
 
@@ -78,6 +80,7 @@ class Declaration(NamedTuple):
     fixed: bool = False
     workers_use: bool = False
     other_defaults: Mapping[tuple[str, str], float | str] = {}
+    in_step: bool = False
     status: tuple[str, str] | None = None
 
 
@@ -208,7 +211,8 @@ class Hyperparameters:
         option="rule",
         fixed=True,
         # The room of the first commits, which nobody can foresee: docs/method.md.
-        other_defaults={("optimizer", name): "growth=10" for name in ("adam", "adamw", "lion")},
+        other_defaults={("optimizer", name): "growth=10" for name in _SHARED},
+        in_step=True,
         status=("options", "{}"),
     )
     local_steps: int = _declare(
@@ -316,20 +320,25 @@ class Hyperparameters:
     smallest_share: float = _declare(
         1.0,
         "The smallest share of a batch for slow workers: the server tells each worker how many samples its next gradient "
-        "should have, so that all take about as long as the fastest, and counts it by that share. 1: all batches are whole.",
+        "should have, so that all take about as long as the fastest, and counts it by that share. 1: all batches are whole, "
+        "the default with another rule than gem, local steps or batch_variation.",
         heading="Run",
         flag=False,
         values=Range(ge=1 / 64, le=1),
+        other_defaults={("optimizer", name): 1 / 16 for name in _SHARED},
+        in_step=True,
         workers_use=True,
         status=("shares", "batches from ×{:g}"),
     )
     reply_wait: float = _declare(
         0.0,
         "How long a reply may wait for commits that are expected, as a share of the time of the worker's own step, in the "
-        "first rounds of a run; 0: no reply waits.",
+        "first rounds of a run. 0: no reply waits, the default with another rule than gem, local steps or batch_variation.",
         heading="Run",
         flag=False,
         values=Range(ge=0, le=0.5),
+        other_defaults={("optimizer", name): 0.15 for name in _SHARED},
+        in_step=True,
         status=("wait", "replies wait ≤ ×{:g} of a step"),
     )
 
@@ -345,6 +354,11 @@ class Hyperparameters:
         """Whether the run has no limit: only the user ends it."""
         return not self.epochs and not self.steps
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a new run may have what keeps workers in step by default: its batches differ for no other reason."""
+        return self.rule == "gem" and self.local_steps == 1 and not self.batch_variation
+
     def require_valid(self) -> None:
         """Raises ValueError, naming the option, for a value of the wrong type or outside of its declared range."""
         for name in DECLARATIONS:
@@ -354,8 +368,9 @@ class Hyperparameters:
         """Applies `other_defaults` to the hyper-parameters of a new run, except to those that the user has given."""
         changes: dict[str, Any] = {}
         for name in DECLARATIONS.keys() - set(given):
-            for (other, word), default in DECLARATIONS[name].other_defaults.items():
-                applies = other == "optimizer" or self.rule == "gem"  # the others are of rule gem alone
+            declared = DECLARATIONS[name]
+            for (other, word), default in declared.other_defaults.items():
+                applies = self.in_step if declared.in_step else other == "optimizer" or self.rule == "gem"
                 if applies and word in getattr(self, other).split():
                     changes[name] = default
         return replace(self, **changes)

@@ -74,15 +74,15 @@ class HeldReplies:
             self._observe(lease.worker, 0.0)
         self._look(between=True)
 
-    def release(self, lease_id: str) -> None:
-        """Has a lease's held reply made at once, if there is one: it is asked for again."""
-        if self._releases.release(lease_id, self._clock()):
+    def release(self, lease_id: str, released: Future[None] | None = None) -> None:
+        """Has a lease's held reply, or this one alone, made at once if there is one: its worker asks again, or will, as its
+        call has ended."""
+        if (released is None or self.get(lease_id) is released) and self._releases.release(lease_id, self._clock()):
             self._release([lease_id])
 
-    def give_up(self, lease_id: str, released: Future[None] | None = None) -> None:
-        """Forgets a lease's held reply, or this one alone: its call has ended, or its worker goes on without it."""
-        held = self._held.get(lease_id)
-        if held is not None and (released is None or held.released is released):
+    def give_up(self, lease_id: str) -> None:
+        """Forgets a lease's held reply: its worker goes on without it."""
+        if (held := self._held.get(lease_id)) is not None:
             self._end(held)
 
     def lease_ended(self, ended: Ended) -> None:

@@ -119,6 +119,30 @@ def test_defaults_follow_the_proxy_and_the_convention_unless_given(flags: dict[s
     assert {name: getattr(settings, name) for name in expected} == expected
 
 
+OFF, IN_STEP = (1.0, 0.0), (1 / 16, 0.15)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        *(({"optimizer": name}, IN_STEP) for name in ("adam", "adamw", "lion")),
+        *(({"optimizer": name}, OFF) for name in ("sgd", "worker")),
+        ({"optimizer": "adamw", "rule": "downpour"}, OFF),
+        ({"optimizer": "adamw", "batch_variation": 0.9}, OFF),
+        ({"optimizer": "worker", "local_steps": 4}, OFF),
+        ({"optimizer": "adamw", "smallest_share": 1.0}, (1.0, 0.15)),
+        ({"optimizer": "adamw", "reply_wait": 0.0}, (1 / 16, 0.0)),
+        ({"smallest_share": 0.5, "reply_wait": 0.1}, (0.5, 0.1)),
+    ],
+    ids=str,
+)
+def test_workers_are_kept_in_step_by_default_only_around_the_servers_adaptive_optimizers(
+    flags: dict[str, Any], expected: tuple[float, float]
+) -> None:
+    settings = Hyperparameters(**flags).with_defaults(flags.keys())
+    assert (settings.smallest_share, settings.reply_wait) == expected
+
+
 @pytest.mark.parametrize(("name", "value"), [("momentum", 0.5), ("snapshot", "paper")])
 def test_a_setting_of_the_papers_rule_is_refused_around_another_optimizer(name: str, value: object) -> None:
     flags: dict[str, Any] = {"optimizer": "adamw", name: value}

@@ -47,6 +47,12 @@ def test_a_worker_may_bring_another_optimizer_as_long_as_there_is_no_run() -> No
     assert core.settings.weight_decay == 0
 
 
+def test_a_run_that_takes_the_optimizer_of_its_first_worker_takes_its_defaults_too() -> None:
+    core = make_core(stated=["reply_wait"])
+    core.register("ann", SMALL, 0.0, choice=ADAMW)
+    assert (core.settings.smallest_share, core.settings.reply_wait, core.shares.smallest) == (1 / 16, 0.0, 1 / 16)
+
+
 def test_the_last_worker_takes_its_optimizer_along() -> None:
     core = make_core()
     started_with = core.settings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from gem_server.core.timetable import LONGEST, MEMORY, Timetable
 from kit.core import ONES, SMALL, apply, commit, header, make_core, send, start
@@ -53,6 +55,18 @@ def test_the_fastest_is_the_fastest_of_those_that_are_still_there() -> None:
     timetable.end("ann")
     assert timetable.fastest == 3.0
     assert timetable.pace("ann") is None
+
+
+def test_the_fastest_follows_every_step_and_every_end() -> None:
+    timetable, choose, workers = Timetable(), random.Random(3), "abcde"
+    for now in range(0, 6000, 10):
+        worker = choose.choice(workers)
+        if choose.random() < 0.05:
+            timetable.end(worker)
+        else:
+            steps(timetable, worker, [choose.choice([1.0, 2.0, 4.0])], now)
+        paces = [pace for each in workers if (pace := timetable.pace(each)) is not None]
+        assert timetable.fastest == min(paces, default=None)
 
 
 def test_a_commit_is_expected_a_step_after_the_reply_and_not_while_the_server_has_it() -> None:

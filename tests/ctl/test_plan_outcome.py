@@ -19,6 +19,7 @@ NETWORK = Path(__file__).parents[2] / "docs/results/network.json"
 COSTS = Costs(by_reference=1e-3, by_network=2e-3, parameter=1e-6, byte=1e-7, conversion=1e-7)
 SETUP = Setup(parameters=5_000, workers=10, compute_seconds=0.1)  # a commit takes the server 11 ms
 SECOND = Costs(by_reference=1.0, by_network=1.0, parameter=0.0, byte=0.0)  # a commit takes the server 1 s
+NO_COSTS = Costs(by_reference=1e-6, by_network=1e-6, parameter=0.0, byte=0.0)
 
 
 def simulated(setup: Setup = SETUP, costs: Costs = COSTS, **others: Any) -> Outcome:
@@ -28,6 +29,22 @@ def simulated(setup: Setup = SETUP, costs: Costs = COSTS, **others: Any) -> Outc
 def fixed(workers: int, compute: float, **others: Any) -> Outcome:
     """Without spread, with a server that takes 1 s for a commit."""
     return simulated(Setup(parameters=1, workers=workers, compute_seconds=compute), SECOND, spread=0.0, **others)
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 1 / 9), ("worker", 1 / 9), ("adamw", 1.0)])
+def test_a_further_worker_brings_what_its_speed_is_worth(optimizer: str, rate: float) -> None:
+    """In a run with shares it commits as often as the fast ones, each time a ninth of a batch."""
+    setup = Setup(parameters=1, workers=2, compute_seconds=1.0, optimizer=optimizer, shared_memory=True)
+    fast, slow = outcome(Scenario(setup, NO_COSTS, spread=0.0, slow=(Slow(0.5, 9.0),))).groups
+    assert (fast.further, slow.further) == pytest.approx((1.0, 1 / 9), rel=1e-3)
+    assert (fast.commits_per_second, slow.commits_per_second) == pytest.approx((1.0, rate), rel=0.01)
+
+
+def test_a_further_worker_brings_nothing_to_a_full_server_and_a_slow_one_takes_from_the_others() -> None:
+    assert fixed(3, 0.5).further == pytest.approx(0.0)
+    setup = Setup(parameters=1, workers=8, compute_seconds=0.5, optimizer="adamw", shared_memory=True)
+    fast, slow = outcome(Scenario(setup, SECOND, spread=0.0, slow=(Slow(0.5, 9.0),))).groups
+    assert fast.further > 0.01 > -0.01 > slow.further, "its smaller commits take the turns of whole ones"
 
 
 def test_two_workers_in_a_full_server() -> None:

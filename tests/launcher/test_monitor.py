@@ -19,6 +19,7 @@ from gem_client import connect
 from gem_ctl import recorded_run
 from gem_ctl.recorded_run import read_curves
 from gem_worker.launcher import launch
+from gem_worker.launcher.brought import table
 from gem_worker.launcher.cluster import Cluster, Process
 from gem_worker.launcher.launch import _monitor
 from gem_worker.launcher.monitor import RunMonitor, _closing
@@ -46,6 +47,31 @@ def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(monito
     folder.commits.write_text("version,worker,discarded,staleness,samples,pi_median\n1,a,0,0,64,\n1,b,1,9,64,\n2,a,0,1,32,\n")
     summary = monitor._summary("complete", read_curves(folder.commits), None, 1.0)
     assert summary["samples"] == 64 + 32
+
+
+def test_the_summary_and_the_closing_lines_tell_what_each_worker_brought(monitor: RunMonitor, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.commits.write_text("version,worker,discarded,staleness,samples\n1,a,0,0,64\n1,b,1,9,64\n2,b,0,1,16\n3,a,0,1,64\n")
+    known = pb.WorkerStatus(name="b", transport="tcp", batch_share=0.25, pace_seconds=2, waited_seconds=1.5)
+    monitor._saw(pb.GetStatusResponse(workers=[known]))
+    monitor._saw(pb.GetStatusResponse())  # it has left
+    each = monitor._summary("complete", read_curves(folder.commits), None, 1.0)["brought"]
+    nothing = {"share": None, "pace_seconds": None, "waited_seconds": None}
+    assert each == {
+        "a": {"commits": 2, "batches": 2, **nothing},
+        "b": {"commits": 1, "batches": 0.25, "share": 0.25, "pace_seconds": 2, "waited_seconds": 1.5},
+    }
+    assert list(table(each)) == [
+        "worker         commits  batches  share  pace  waited",
+        "a                    2        2      –     –       –",
+        "b                    1     0.25   0.25   2 s   1.5 s",
+    ]
+
+
+def test_of_many_workers_the_table_shows_those_that_brought_the_most_the_median_and_the_fewest() -> None:
+    known = {"commits": 1, "share": None, "pace_seconds": None, "waited_seconds": None}
+    lines = list(table({f"w{n}": known | {"batches": n} for n in range(101)}))
+    assert [line.split()[:2] for line in lines[1:]] == [["w100", "(most)"], ["w50", "(median)"], ["w0", "(fewest)"]]
 
 
 def test_the_history_is_read_once_and_damaged_lines_are_said(
@@ -90,6 +116,7 @@ def test_the_closing_lines_show_the_test_loss_of_a_task_without_accuracy(
     summary = {
         "outcome": "complete", "commits": 3, "start_seconds": 2.0, "seconds": 1.0, "step_seconds": 0.0,
         "test_accuracy": accuracy, "test_loss": loss, "staleness_mean": None, "pi_median": None,
+        "brought": {},
     }  # fmt: skip
     lines = _closing(summary, RunFolder(tmp_path), {"report": "report.html"}).splitlines()
     assert line in lines

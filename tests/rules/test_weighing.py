@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import OPTIMIZERS, RULES, Hyperparameters
 from gem_server.rules import rule_of
 
 
@@ -37,3 +37,17 @@ def test_the_others_refuse_them_in_one_line_and_take_whole_batches(settings: dic
 def test_local_steps_and_random_sizes_are_refused_too(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         rule_of(Hyperparameters(rule="downpour", smallest_share=0.25, **settings))
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"snapshot": "paper"}, {"batch_variation": 0.9}, {"local_steps": 4}, {"rule_options": "proxy=adam"}], ids=str
+)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_rule_accepts_it_accepts_with_its_defaults(rule: str, optimizer: str, others: dict[str, Any]) -> None:
+    settings = Hyperparameters(rule=rule, optimizer=optimizer, **others)
+    try:
+        rule_of(settings)
+    except ValueError:
+        return
+    rule_of(settings.with_defaults(["rule", "optimizer", *others]))

@@ -76,7 +76,7 @@ def plan_run(
 
     For each number of workers it simulates the run in time: workers compute, send commits, wait in the server's queue and get
     answers. Nothing is trained. Staleness τ and the queue are counted in commits; "idle" is the share of the time in which
-    workers do not compute.
+    workers do not compute; "further" is what one more worker of that speed brings, in gradients of whole batches per second.
 
     The costs of a commit were measured on two cores that server and workers share. More cores do better. With several
     servers, each is assumed to have a machine of its own.

@@ -9,7 +9,7 @@ import numpy as np
 
 from gem_ctl.planning.events import Integers, Times, Trace, simulate
 from gem_ctl.planning.plan import plan
-from gem_ctl.planning.scenario import Scenario, alone, bottleneck, speeds, times
+from gem_ctl.planning.scenario import Scenario, alone, bottleneck, brought, speeds, times
 
 MAX_COMMITS = 1_000_000
 _MIN_COMMITS, _SPREAD = 10_000, 0.33  # with a larger spread more commits: the rate's error is spread / √commits
@@ -36,12 +36,14 @@ class Group:
         workers: Their number.
         commits_per_second: Commits of all of them together.
         staleness: That of their commits; None if they made none.
+        further: What one more of them would bring: gradients of whole batches per second.
     """
 
     factor: float
     workers: int
     commits_per_second: float
     staleness: Distribution | None
+    further: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Outcome:
         load: Share of the time in which the server is busy, 0 to 1.
         server_bytes: Memory of the server.
         groups: The workers by their speed.
+        further: What one more worker of factor 1 would bring: gradients of whole batches per second.
         settled: Whether the simulation was long enough for two commits of the slowest worker after the warm-up.
     """
 
@@ -77,6 +80,7 @@ class Outcome:
     load: float
     server_bytes: int
     groups: tuple[Group, ...]
+    further: float
     settled: bool
 
 
@@ -122,6 +126,7 @@ def _evaluate(scenario: Scenario, server_seconds: float, trace: Trace, warm_up: 
         load=min(1.0, rate * server_seconds),
         server_bytes=plan(scenario.setup, scenario.costs).server_bytes,
         groups=_groups(scenario, trace, warm_up, seconds),
+        further=brought(scenario, 1.0),
         settled=settled,
     )
 
@@ -141,7 +146,8 @@ def _groups(scenario: Scenario, trace: Trace, warm_up: int, seconds: float) -> t
     found = []
     for number, (factor, workers) in enumerate(counts.items()):
         theirs = staleness[of == number]
-        found.append(Group(factor, workers, len(theirs) / seconds, _distribution(theirs) if len(theirs) else None))
+        distribution = _distribution(theirs) if len(theirs) else None
+        found.append(Group(factor, workers, len(theirs) / seconds, distribution, brought(scenario, factor)))
     return tuple(found)
 
 

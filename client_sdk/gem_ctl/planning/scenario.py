@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from gem_api.hyperparameters import Hyperparameters
 
 from gem_ctl.planning.events import Column, Network, Times
 from gem_ctl.planning.plan import MEASURED, Costs, Setup, server_seconds, transfer_seconds, wire_bytes
@@ -71,7 +72,13 @@ def speeds(scenario: Scenario) -> dict[float, int]:
 
 
 def times(scenario: Scenario) -> Times:
-    """How long everything takes. A shared memory has no network. Raises InvalidRequest for an unknown format."""
+    """How long everything takes, with each worker's share of a batch. Raises InvalidRequest for an unknown format."""
+    whole = _whole(scenario)
+    return replace(whole, compute=_shares(scenario.setup, whole) * whole.compute)
+
+
+def _whole(scenario: Scenario) -> Times:
+    """How long everything takes with whole batches. A shared memory has no network."""
     setup = scenario.setup
     per_commit = setup.local_steps * setup.compute_seconds
     compute = np.concatenate([np.full(count, per_commit * factor) for factor, count in speeds(scenario).items()])
@@ -104,6 +111,29 @@ def workers_that_pay(scenario: Scenario) -> int:
     """
     of = times(replace(scenario, setup=replace(scenario.setup, workers=_MIXED)))
     return max(1, math.floor(1 / (bottleneck(of) * float(np.mean(1 / alone(of))))))
+
+
+def brought(scenario: Scenario, factor: float) -> float:
+    """What one more worker brings, whose computing takes `factor` times as long: gradients of whole batches a second. Below 0
+    if a full server then takes fewer of the others' gradients. Raises InvalidRequest for an unknown format."""
+    of, setup = _whole(scenario), scenario.setup
+    one = setup.local_steps * setup.compute_seconds * factor
+    return _gradients(setup, replace(of, compute=np.append(of.compute, one))) - _gradients(setup, of)
+
+
+def _gradients(setup: Setup, of: Times) -> float:
+    """Gradients of whole batches a second of all workers, which take the times `of` for a whole batch."""
+    shares = _shares(setup, of)
+    rates = 1 / alone(replace(of, compute=shares * of.compute))
+    full = max(1.0, bottleneck(of) * float(rates.sum()))
+    return setup.local_steps * float((shares * rates).sum()) / full
+
+
+def _shares(setup: Setup, whole: Times) -> Column:
+    """The shares of a batch with which all steps take about as long as the fastest; 1 if the run has no shares by default."""
+    run = Hyperparameters(rule=setup.rule, optimizer=setup.optimizer, local_steps=setup.local_steps)
+    smallest, seconds = run.with_defaults(("rule", "optimizer", "local_steps")).smallest_share, alone(whole)
+    return np.asarray(np.maximum(smallest, seconds.min() / seconds))
 
 
 def _network(scenario: Scenario) -> tuple[Network, Network]:

@@ -10,7 +10,7 @@ from gem_ctl.planning.plan import Plan, plan
 from gem_ctl.planning.scenario import Scenario, workers_that_pay
 
 _COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "max", "queue", "max", "wait", "idle",
-            "memory")  # fmt: skip
+            "further", "memory")  # fmt: skip
 
 
 def show(scenario: Scenario, outcomes: list[Outcome]) -> str:
@@ -50,8 +50,13 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         f"{outcome.queue_max:,}",
         text.brief(outcome.wait),
         f"{100 * outcome.idle:.0f} %",
+        _further(outcome.further),
         text.size(outcome.server_bytes),
     )
+
+
+def _further(gradients: float) -> str:
+    return f"{gradients:+.3g}" if abs(gradients) >= 5e-4 else "0"  # less is rounding
 
 
 def _staleness(of: Distribution) -> Iterator[str]:
@@ -61,7 +66,7 @@ def _staleness(of: Distribution) -> Iterator[str]:
 
 def _speeds(outcomes: list[Outcome]) -> Iterator[tuple[str, ...]]:
     """A line for each speed of the workers."""
-    yield "workers", "compute", "commits/s", "τ mean", "5 %", "50 %", "95 %", "max"
+    yield "workers", "compute", "commits/s", "τ mean", "5 %", "50 %", "95 %", "max", "further"
     for outcome in outcomes:
         for group in outcome.groups:
             of = group.staleness
@@ -70,6 +75,7 @@ def _speeds(outcomes: list[Outcome]) -> Iterator[tuple[str, ...]]:
                 f"× {group.factor:g}",
                 f"{group.commits_per_second:.4g}",
                 *(_staleness(of) if of else "–" * 5),
+                _further(group.further),
             )
 
 

@@ -590,7 +590,7 @@ class RunCurves(_message.Message):
     def __init__(self, seconds: _Optional[_Iterable[float]] = ..., version: _Optional[_Iterable[int]] = ..., commits_per_second: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[float]] = ..., loss: _Optional[_Iterable[float]] = ..., pi_median: _Optional[_Iterable[float]] = ..., staleness: _Optional[_Iterable[float]] = ..., evaluation_loss: _Optional[_Iterable[float]] = ..., accuracy: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "rejected", "transport", "pace_seconds", "batch_share", "wait_seconds")
+    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "rejected", "transport", "pace_seconds", "batch_share", "wait_seconds", "waited_seconds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
@@ -604,6 +604,7 @@ class WorkerStatus(_message.Message):
     PACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SHARE_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     commits: int
     staleness: int
@@ -617,7 +618,8 @@ class WorkerStatus(_message.Message):
     pace_seconds: float
     batch_share: float
     wait_seconds: float
-    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., rejected: _Optional[int] = ..., transport: _Optional[str] = ..., pace_seconds: _Optional[float] = ..., batch_share: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    waited_seconds: float
+    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., rejected: _Optional[int] = ..., transport: _Optional[str] = ..., pace_seconds: _Optional[float] = ..., batch_share: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("epoch", "epochs", "pending", "leased", "completed", "samples_completed", "samples_committed")

@@ -51,19 +51,20 @@ def fail(error: RuleFailed) -> None:
 
 def facts(rule: UpdateRule, step: Step, pi: PiFacts | None, version: int) -> Applied:
     """The facts of a finished commit; `version` is the central variable's after it."""
-    lease, header = step.commit.lease, step.commit.header
+    commit, rule_input, accepted, _ = step
+    lease, header = commit.lease, commit.header
     return Applied(
-        ticket=step.commit.ticket,
+        ticket=commit.ticket,
         worker=lease.worker,
         sequence=header.sequence,
         version=version,
         base_version=lease.base_version,
-        staleness=step.rule_input.staleness,
+        staleness=rule_input.staleness,
         loss=header.loss,
         samples=header.samples,
         pi=pi,
-        scale=step.rule_input.weight * rule.scale(step.rule_input, pi) if step.accepted else 0.0,
-        discarded=not step.accepted,
+        scale=rule_input.weight * rule.scale(rule_input, pi) if accepted else 0.0,
+        discarded=not accepted,
     )
 
 

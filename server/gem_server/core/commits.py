@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gem_api.framing import Bytes, bytes_of
@@ -29,8 +28,7 @@ def as_floats(gradient: Vector) -> Arrived:
     return Arrived(FLOAT32.dtype, (bytes_of(gradient),))
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(NamedTuple):
     """A commit whose gradient is complete: it holds a ticket and waits in the FIFO. It counts `weight` of a whole batch."""
 
     ticket: int
@@ -67,8 +65,7 @@ class Commit:
         return Record(Kind.COMMITTED, fields, self.arrived.pieces, *([self.upload.release] if held else []))
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The arithmetic of one commit, ready to run.
 
     Attributes:

@@ -41,13 +41,13 @@ class Pace:
 
     def seen(self, lease_id: str, now: float, committed: bool = False, usual: bool = True) -> None:
         """A worker asks for something, be it under a lease that has ended. Its pause is not `usual` if the server slept."""
-        before = self._stalled.pop(lease_id, None)
+        before = self._stalled.pop(lease_id, None) if self._stalled else None
         if lease_id in self._seen:
             before, self._seen[lease_id] = self._seen[lease_id], now
             if committed:
                 self._commits[lease_id] = self._commits.get(lease_id, 0) + 1
-        if before is not None and usual:
-            self.longest = max(self.longest, now - before)
+        if before is not None and usual and now - before > self.longest:
+            self.longest = now - before
 
     def stalled(self, lease_id: str, now: float) -> bool:
         """Whether the worker of a live lease makes a far longer pause than any before. The pause of a restored lease

@@ -53,7 +53,7 @@ class Releases:
         """The leases whose replies are to be released now. They wait no longer for others, but for `plan`."""
         due = self._rendezvous.due(now)
         for lease_id in due:
-            self._timetable.began(lease_id, now, self._core.shares.next(lease_id))
+            self._core.shares.begin(lease_id, now)
         return due
 
     def next_look(self, now: float) -> float | None:
@@ -64,7 +64,7 @@ class Releases:
         """A lease's reply is to be released now, whoever is expected. Returns whether it waited for others."""
         waited = self._rendezvous.end(lease_id)
         if waited:
-            self._timetable.began(lease_id, now, self._core.shares.next(lease_id))
+            self._core.shares.begin(lease_id, now)
         return waited
 
     def forget(self, lease_id: str) -> None:

@@ -38,6 +38,10 @@ class Shares:
             return now
         return min((each for each in SHARES if each >= self.smallest), key=lambda each: max(each / wanted, wanted / each))
 
+    def begin(self, lease_id: str, now: float) -> None:
+        """A worker begins to compute its next gradient, on its share of a batch."""
+        self.timetable.began(lease_id, now, self.next(lease_id) if self.smallest < 1 else 1.0)
+
     def weight(self, share: float) -> float:
         """ω, what a commit with this share counts: from the smallest share to 1. 0, from a worker that names none, means 1."""
         return min(1.0, max(self.smallest, share or 1.0)) if self.smallest < 1 else 1.0

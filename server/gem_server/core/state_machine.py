@@ -92,18 +92,17 @@ class Core:
     ) -> None:
         self.run_id = run_id
         self.part = part
-        self.settings = self.started_with = settings
+        self.started_with = settings
         self.stated = stated
         self.gathering = Gathering(min_workers, start_quiet_seconds)
         settings.require_valid()
-        self.rule = rule_of(settings)
+        self.leases = LeaseTable(lease_seconds, new_id)
+        self._use(settings, rule_of(settings))
         if not part.whole:
             require_by_element(self.rule)
         require_windows_fit(settings)
         self.central = CentralVariable()
         self.shared = Shared(numbers=dict(self.rule.numbers))
-        self.leases = LeaseTable(lease_seconds, new_id)
-        self.shares = Shares(self.leases.timetable, settings.smallest_share)
         self.memory = Memory(memory_limit, self.rule, self.central, self.leases)
         self.record: Recorder = discard_record
         self.logged = logged
@@ -124,19 +123,22 @@ class Core:
         """Begins a new run, without workers yet, with these settings."""
         if settings != self.settings:
             rule.use_threads(self.rule.threads)
-            self.settings, self.rule, self.memory.rule = settings, rule, rule
+            self._use(settings, rule)
+            self.memory.rule = rule
             self.shared = Shared(numbers=dict(rule.numbers))
-            self.shares = Shares(self.leases.timetable, settings.smallest_share)
 
     def change(self, settings: Hyperparameters) -> None:
         """Changes the hyper-parameters. Raises ValueError if a `FIXED` one differs, or if they contradict each other."""
         if changed := [name for name in FIXED if getattr(settings, name) != getattr(self.settings, name)]:
             raise ValueError(f"a run can't change its {', '.join(changed)}")
         settings.require_valid()
-        self.settings = settings
-        self.rule = self.memory.rule = rule_of(settings)
-        self.shares = Shares(self.leases.timetable, settings.smallest_share)
+        self._use(settings, rule_of(settings))
+        self.memory.rule = self.rule
         self.ledger.change(settings)
+
+    def _use(self, settings: Hyperparameters, rule: UpdateRule) -> None:
+        self.settings, self.rule = settings, rule
+        self.shares = Shares(self.leases.timetable, settings.smallest_share)
 
     # -- joining and leaving
 
@@ -228,7 +230,7 @@ class Core:
     def pull_decision(self, lease_id: str, now: float) -> PullDecision:
         self.leases.at_work(lease_id, now)
         if self.central.initialized:
-            self._reply_goes_out(lease_id, now)
+            self.shares.begin(lease_id, now)
             return PullDecision.READY
         return PullDecision.INITIALIZE if self.central.initializer == lease_id else PullDecision.WAIT
 
@@ -322,7 +324,7 @@ class Core:
         self.quarantine.accepted(lease.worker)
         self.leases.timetable.arrived(lease.lease_id, now, weight := self.shares.weight(header.share))
         if lease.overlaps:  # it has its last reply, and computes on
-            self._reply_goes_out(lease.lease_id, now)
+            self.shares.begin(lease.lease_id, now)
         lease.queued = header.sequence
         commit = Commit(self.next_ticket, lease, header, upload, arrived or as_floats(upload.gradient), norm, weight)
         self.next_ticket += 1
@@ -371,28 +373,25 @@ class Core:
 
     def finish(self, step: Step, pi: PiFacts | None, now: float) -> Applied:
         """Call this once the commit's arithmetic is done: makes the commit part of the run."""
-        lease, header = step.commit.lease, step.commit.header
-        if step.accepted:
-            self.central.version += 1
-            self.central.progress += step.commit.weight
-            self.rounds += step.commit.weight / step.rule_input.count
-        version = self.central.version
-        lease.eta = Eta(self.settings.learning_rate, step.rule_input.factor) if step.accepted else lease.eta
-        lease.base_version = version - 1 if self.rule.replies_before and step.accepted else version
-        lease.progress = self.central.progress
+        commit, rule_input, accepted, _ = step
+        lease, header, weight, central = commit.lease, commit.header, commit.weight, self.central
+        if accepted:
+            central.version += 1
+            central.progress += weight
+            self.rounds += weight / rule_input.count
+            lease.eta = Eta(self.settings.learning_rate, rule_input.factor)
+        version = central.version
+        lease.base_version = version - 1 if accepted and self.rule.replies_before else version
+        lease.progress = central.progress
         lease.sequence, lease.queued, lease.restored = header.sequence, None, False
         lease.expires_at = now + self.leases.duration
         lease.last_applied = arithmetic.facts(self.rule, step, pi, version)
-        self.outcomes[Outcome.APPLIED if step.accepted else Outcome.DISCARDED] += 1
+        self.outcomes[Outcome.APPLIED if accepted else Outcome.DISCARDED] += 1
         self._count_step(lease.worker)
-        self.samples_committed += header.samples * step.accepted
+        self.samples_committed += header.samples * accepted
         if not lease.overlaps:
-            self._reply_goes_out(lease.lease_id, now)
+            self.shares.begin(lease.lease_id, now)
         return lease.last_applied
-
-    def _reply_goes_out(self, lease_id: str, now: float) -> None:
-        """A worker begins to compute its next gradient, on its share of a batch."""
-        self.leases.timetable.began(lease_id, now, self.shares.next(lease_id))
 
     def _count_step(self, worker: str) -> None:
         """Drops names by the order of commits alone, so that a replay drops the same ones."""

@@ -9,7 +9,7 @@ MEMORY = 1 / 8  # weight of the newest step in the moving mean of a worker's tim
 LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be a pause
 
 
-@dataclass
+@dataclass(slots=True)
 class _Steps:
     """What is known of a worker.
 
@@ -35,26 +35,30 @@ class Timetable:
     """
 
     _steps: dict[str, _Steps] = field(default_factory=dict)
+    _fastest: float | None = None  # the lowest pace; None: it may have changed since the last look
 
     def began(self, lease_id: str, now: float, share: float) -> None:
         """A worker got what it computes its next gradient on, with this share of a batch."""
-        steps = self._of(lease_id)
+        steps = self._steps.get(lease_id) or self._new(lease_id)
         steps.began, steps.share = now, share
 
     def arrived(self, lease_id: str, now: float, share: float) -> None:
         """A commit of this share of a batch has arrived whole: its worker computes no more."""
-        steps = self._of(lease_id)
+        steps = self._steps.get(lease_id) or self._new(lease_id)
         began, steps.began, steps.share = steps.began, None, share
         if began is None or now <= began:
             return
         if steps.first:
             steps.first = False
             return
-        took = (now - began) / share
-        if steps.pace is None:
+        took, pace = (now - began) / share, steps.pace
+        if pace is None:
             steps.pace = took
         else:
-            steps.pace += MEMORY * (min(took, LONGEST * steps.pace) - steps.pace)
+            longest = LONGEST * pace
+            steps.pace = pace + MEMORY * ((took if took < longest else longest) - pace)
+        if self._fastest is not None and (pace == self._fastest or steps.pace < self._fastest):
+            self._fastest = None
 
     def pace(self, lease_id: str) -> float | None:
         """The seconds that a whole batch takes a worker; None if that is not known yet."""
@@ -73,8 +77,10 @@ class Timetable:
 
     @property
     def fastest(self) -> float | None:
-        """The lowest pace of all; None if none is known."""
-        return min((steps.pace for steps in self._steps.values() if steps.pace is not None), default=None)
+        """The lowest pace of all; None if none is known. All workers are looked at only if it may have changed."""
+        if self._fastest is None:
+            self._fastest = min((steps.pace for steps in self._steps.values() if steps.pace is not None), default=None)
+        return self._fastest
 
     def expected(self) -> Iterator[float]:
         """When the commits of the workers that compute now are expected."""
@@ -99,14 +105,14 @@ class Timetable:
 
     def end(self, lease_id: str) -> None:
         """A lease has ended."""
-        self._steps.pop(lease_id, None)
+        if (steps := self._steps.pop(lease_id, None)) is not None and steps.pace == self._fastest:
+            self._fastest = None
 
     def restart(self) -> None:
         """Forgets everything: what a log tells has no times."""
         self._steps.clear()
+        self._fastest = None
 
-    def _of(self, lease_id: str) -> _Steps:
-        steps = self._steps.get(lease_id)
-        if steps is None:  # most commits make none
-            steps = self._steps[lease_id] = _Steps()
+    def _new(self, lease_id: str) -> _Steps:
+        steps = self._steps[lease_id] = _Steps()
         return steps

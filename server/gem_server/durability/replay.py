@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,7 @@ def _committed(core: Core, record: Record, now: float) -> None:
     gradient = empty(core.central.size)
     wire_format(fields["dtype"]).assembly(gradient).add_all(memoryview(payload))
     core.next_ticket = fields["ticket"]
-    commit = replace(core.ticket(lease, header, now, Upload(gradient)), norm=fields["norm"])  # which was judged in the run
+    commit = core.ticket(lease, header, now, Upload(gradient))._replace(norm=fields["norm"])  # which was judged in the run
     step = core.begin(commit)
     _require_version(core.central.version + step.accepted, fields["version"])
     try:

@@ -98,13 +98,13 @@ async def _exchange(path: CommitPath, call: Call, header: Header, message: pb.Co
 
 
 async def _others(path: CommitPath, call: Call, lease: Lease, released: Future[None], carrier: Carrier) -> None:
-    """Waits until a held reply is released, or gives it up if the call ends."""
+    """Waits until a held reply is released; it is if the call ends, too."""
     began = path.clock()
     path.durability.hurry()
     try:
         await carrier.wait(released)
     except BaseException:
-        path.held.give_up(lease.lease_id, released)
+        path.held.release(lease.lease_id, released)
         raise
     finally:
         ended = path.clock()

@@ -122,17 +122,15 @@ class RuleInput:
     def count(self) -> float:
         """n, whole batches that shared the round of this commit, with itself: τ + 1 if all are whole. At least 1, and at most
         four for each worker: with overlap n is two for each, and one that was silent for long should not count as many."""
-        count, most = self._passed + self.weight, _MOST * self.workers
+        count = (self.staleness if self.passed is None else self.passed) + self.weight
+        most = _MOST * self.workers
         return 1.0 if count < 1 else count if count < most else most
 
     @property
     def delay(self) -> float:
         """n − 1 if all batches are whole: those that were applied while the worker computed, with the same bound."""
-        return min(self._passed, _MOST * self.workers - 1)
-
-    @property
-    def _passed(self) -> float:
-        return self.staleness if self.passed is None else self.passed
+        passed, most = self.staleness if self.passed is None else self.passed, _MOST * self.workers - 1
+        return passed if passed < most else most
 
 
 class UpdateRule(ABC):

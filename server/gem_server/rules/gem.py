@@ -119,6 +119,10 @@ class Gem(GradientRule):
         return plain if self.reads_once else min(plain, np.float32(1e12))  # other proxies square it
 
     @cached_property
+    def _sgd_numbers(self) -> Vector:
+        return self._numbers(RuleInput(0))  # the same for every commit
+
+    @cached_property
     def _proxy(self) -> Proxy:
         return PROXIES[self.proxy](self.momentum, self.proxy_rate)
 
@@ -151,7 +155,7 @@ class Gem(GradientRule):
             rule_input = replace(rule_input, eta_change=1.0)
         displacement = self._proxy.displacement(update, eta, buffers, rule_input)
         moments = (displacement.moment, NO_REPLY)
-        step = Step(moments, self._optimizer.code, self._numbers(rule_input), self._decay, self._bound(self.pi_max))
+        step = Step(moments, self._optimizer.code, self._sgd_numbers, self._decay, self._bound(self.pi_max))
         scalars = self._scalars(eta, displacement)
         facts = match_energy(self.threads, layout, theta, update, buffers, step, scalars, self.snapshot)
         self._proxy.matched(displacement, eta, rule_input)

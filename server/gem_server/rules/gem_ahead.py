@@ -74,13 +74,14 @@ class GemAhead(GradientRule):
         return _NUMBERS
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
-        count = rule_input.count
-        age = self._aged(rule_input, count)
-        numbers = np.array(self._optimizer.scalars(age, count, rule_input.weight), np.float32)
+        count, weight = rule_input.count, rule_input.weight
+        part = self._optimizer.part(count, weight)
+        age = self._aged(rule_input, part)
+        numbers = np.array(self._optimizer.scalars(age, count, weight, part), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
         step = Step(moments, self._optimizer.code, numbers, self._decay, self._bound(self.pi_max))
         ahead = self._optimizer.reach * rule_input.delay * age / (age + 1)
-        scalars = self._scalars(self.learning_rate * rule_input.factor, self._room(count, age), ahead, rule_input.weight)
+        scalars = self._scalars(self.learning_rate * rule_input.factor, self._room(count, age), ahead, weight)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
     def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
@@ -97,12 +98,12 @@ class GemAhead(GradientRule):
         if "answer" in buffers:
             np.copyto(buffers["answer"], buffers["snapshot"])
 
-    def _aged(self, rule_input: RuleInput, count: float) -> float:
+    def _aged(self, rule_input: RuleInput, part: float) -> float:
         """k, the sum of w/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
-        numbers, weight = rule_input.shared.numbers, rule_input.weight
+        numbers = rule_input.shared.numbers
         before = numbers.get("age", -1.0)
-        numbers["age"] = (before if before >= 0 else rule_input.version) + weight / self._optimizer.span(count, weight)
-        return numbers["age"]
+        age = numbers["age"] = (before if before >= 0 else rule_input.version) + part
+        return age
 
     def _room(self, count: float, age: float) -> float:
         """κ': how many steps θ may be from where it was foreseen."""

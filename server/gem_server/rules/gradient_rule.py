@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from gem_api.layout import Layout, Vector
@@ -52,12 +52,14 @@ class GradientRule(UpdateRule):
     def _is_sgd(self) -> bool:
         return self.optimizer == "sgd"
 
-    @property
+    @cached_property
     def _decay(self) -> np.float32:
         """λ, if it is applied here and not by the workers."""
         return np.float32(self.weight_decay if self._optimizer.decoupled else 0.0)
 
-    def _bound(self, factor: float) -> np.float32:
+    @staticmethod
+    @cache
+    def _bound(factor: float) -> np.float32:
         """The largest |Δ|, if up to `factor` times Δ is applied."""
         return np.float32(MAX_MOVE / max(1.0, factor))
 

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from gem_server.rules.base import MAX_MAGNITUDE, Buffers, largest, require
 from gem_server.rules.fused import ADAM, GIVEN, LION, SGD
 from gem_server.rules.make import make
 
-_MAX_BETA = 0.999999  # of a moment in float32
+_LOG_MAX_BETA = math.log(0.999999)  # of a moment in float32
 _NOTHING: Vector = np.empty(0, np.float32)
 
 
@@ -39,17 +40,18 @@ class SharedOptimizer(ABC):
     def largest(self, learning_rate: float) -> np.float32:
         """The largest |g| that it takes in."""
 
-    def span(self, count: float, weight: float = 1.0) -> float:
-        """h = (n + 1)/2: how many commits of this weight count as one gradient in its memory."""
-        return (count + 1) / 2
+    def part(self, count: float, weight: float) -> float:
+        """w/h, the part of a gradient that a commit of this weight counts as in its memory; h = (n + 1)/2."""
+        return weight / ((count + 1) / 2)
 
-    def scalars(self, age: float, count: float = 1, weight: float = 1.0) -> tuple[float, ...]:
+    def scalars(self, age: float, count: float = 1, weight: float = 1.0, part: float = 1.0) -> tuple[float, ...]:
         """The numbers of its equations for a commit, in the order that its compiled step takes.
 
         Args:
             age: k, the sum of w/h over the commits so far, this one included.
             count: n: n commits together make a step of one optimizer that sees the mean of n gradients.
             weight: w: the gradient is the mean of that share of a whole batch, and remembered by that share.
+            part: w/h; see `part`.
         """
         return (1 / math.sqrt(count),)  # an update that is a step already is multiplied by it
 
@@ -80,13 +82,18 @@ class _WithMoments(SharedOptimizer):
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             require(0 <= beta <= 0.99999, f"{name} must lie in [0, 0.99999], not {beta}")
 
-    def span(self, count: float, weight: float = 1.0) -> float:
-        """h, but no longer than a float32 sum with the weight 1 − β₂^(w/h) still grows."""
-        return max(1.0, min(super().span(count), weight * math.log(max(self.beta2, 1e-9)) / math.log(_MAX_BETA)))
+    def part(self, count: float, weight: float) -> float:
+        """w/h, but h is no longer than a float32 sum with the weight 1 − β₂^(w/h) still grows."""
+        span, longest = (count + 1) / 2, weight * self._log / _LOG_MAX_BETA
+        span = span if span < longest else longest
+        return weight / span if span > 1 else weight
 
-    def _betas(self, count: float, weight: float) -> tuple[float, float, float, float]:
+    @cached_property
+    def _log(self) -> float:
+        return math.log(max(self.beta2, 1e-9))
+
+    def _betas(self, part: float) -> tuple[float, float, float, float]:
         """β₁^(w/h) and β₂^(w/h), each followed by what it leaves for the new gradient."""
-        part = weight / self.span(count, weight)
         beta1, beta2 = self.beta1**part, self.beta2**part
         return beta1, 1 - beta1, beta2, 1 - beta2
 
@@ -118,9 +125,9 @@ class Adam(_WithMoments):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(1e18)  # it is squared
 
-    def scalars(self, age: float, count: float = 1, weight: float = 1.0) -> tuple[float, ...]:
+    def scalars(self, age: float, count: float = 1, weight: float = 1.0, part: float = 1.0) -> tuple[float, ...]:
         correct1, correct2 = 1 / (1 - self.beta1**age), 1 / (1 - self.beta2**age)
-        beta1, rest1, beta2, rest2 = self._betas(count, weight)
+        beta1, rest1, beta2, rest2 = self._betas(part)
         return beta1, rest1, beta2, rest2 * weight, correct1, correct2, self.epsilon, count - 1
 
 
@@ -151,8 +158,8 @@ class Lion(_WithMoments):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(MAX_MAGNITUDE)
 
-    def scalars(self, age: float, count: float = 1, weight: float = 1.0) -> tuple[float, ...]:
-        return (*self._betas(count, weight), 1 / math.sqrt(count))
+    def scalars(self, age: float, count: float = 1, weight: float = 1.0, part: float = 1.0) -> tuple[float, ...]:
+        return (*self._betas(part), 1 / math.sqrt(count))
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ class WorkerProgress:
         rejected: Number of rejected commits.
         last: The last commit that was applied, or discarded by the rule.
         wait: The smoothed seconds that its replies were held for other workers' commits.
+        waited: The seconds that they were held, all together.
         transport: How its last commit came, one of TRANSPORTS; empty before the first.
     """
 
@@ -105,6 +106,7 @@ class WorkerProgress:
     rejected: int = 0
     last: Applied | None = None
     wait: Smoothed = field(default_factory=Smoothed)
+    waited: float = 0.0
     transport: str = ""
 
 
@@ -157,6 +159,7 @@ class Progress:
         """Notes how long the reply to a commit was held."""
         if worker in self.workers:
             self.workers[worker].wait.add(seconds)
+            self.workers[worker].waited += seconds
 
     def record_transport(self, worker: str, transport: str) -> None:
         """Counts a commit whose gradient is complete, and notes how it came from a live worker."""

@@ -155,6 +155,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         pace_seconds=core.leases.timetable.pace(lease.lease_id) or 0.0,
         batch_share=core.leases.timetable.share(lease.lease_id),
         wait_seconds=mine.wait.value or 0.0 if mine else 0.0,
+        waited_seconds=mine.waited if mine else 0.0,
     )
 
 

@@ -20,6 +20,7 @@ from gem_ctl.recorded_run import read_curves
 
 from gem_worker.device import devices
 from gem_worker.evaluation import Score
+from gem_worker.launcher.brought import brought, table
 from gem_worker.launcher.cluster import Cluster, ClusterError
 from gem_worker.launcher.options import rule_of
 from gem_worker.launcher.run_folder import RunFolder, versions
@@ -74,7 +75,7 @@ class RunMonitor:
         self._status: pb.GetStatusResponse | None = None
         self._report = report
         self._reported = self._scorer.last
-        self._via: dict[str, str] = {}  # how each worker's commits came, also those that have left
+        self._workers: dict[str, pb.WorkerStatus] = {}  # what was last said of each that has committed, also if it has left
 
     def run(self) -> int:
         """Monitors the run to its end and writes the results; returns the exit status. Raises ClusterError."""
@@ -147,7 +148,7 @@ class RunMonitor:
         self._status = status
         if self._training is None and status.version > status.start_version:
             self._training = time.monotonic()
-        self._via |= {worker.name: worker.transport for worker in status.workers if worker.transport}
+        self._workers |= {worker.name: worker for worker in status.workers if worker.transport}
 
     @property
     def failed_evaluation(self) -> str | None:
@@ -263,7 +264,8 @@ class RunMonitor:
             "step_seconds": self._options["step_seconds"],
             "task": self._options["task"],
             "hyperparameters": asdict(self._hyperparameters),
-            "commits_via": dict(Counter(self._via.values())),
+            "commits_via": dict(Counter(worker.transport for worker in self._workers.values())),
+            "brought": brought(curves, self._workers, self._hyperparameters.batch_size),
             "leases_ended": dict(status.leases_ended) if status else {},
             "run_id": status.run_id if status else None,
             "versions": versions(),
@@ -327,6 +329,7 @@ def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str
         f"  {_test_score(summary)}",
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
+        *(f"  {line}" for line in table(summary["brought"]) if summary["brought"]),
         *(f"  {name:<13}  {path}" for name, path in pictures.items()),
         *(f"  {name.partition('.')[0]:<13}  {where}" for name, where in sorted(folder.results.items(), reverse=True) if where),
     ]
