@@ -41,7 +41,7 @@ class Backups:
 
 
 def _shared(size: int) -> Vector:
-    return np.frombuffer(RawArray(ctypes.c_float, size), np.float32)
+    return np.ctypeslib.as_array(RawArray(ctypes.c_float, size))
 
 
 def _make_steps(setup: Setup, theta: Vector, gradients: Sequence[Vector], pipes: Sequence[Connection]) -> None:

@@ -41,7 +41,7 @@ class Variant:
 
 _RATES = {"adamw": (0.001, 0.002, 0.003, 0.006), "sgd": (0.025, 0.05, 0.1, 0.2)}
 VARIANTS = {
-    "gem": Variant("this server", {"adamw": ("--rule=gem", "--optimizer=adamw"), "sgd": ("--rule=gem",)}, _RATES),
+    "gem": Variant("this server", {"adamw": ("--optimizer=adamw",), "sgd": ()}, _RATES),
 }
 
 

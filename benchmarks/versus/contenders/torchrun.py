@@ -67,8 +67,8 @@ def _agent(config: LaunchConfig, work: Work, setup: Setup, worker: int | None) -
 
 
 def _work(work: Work, setup: Setup, worker: int | None) -> None:
-    """The body of a worker's process. Its number is its rank among those that take part, unless it has an agent of its own: ranks
-    then change."""
+    """The body of a worker's process. Its rank counts those that take part. With an agent of its own, ranks change: it has its
+    number."""
     end_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's own handler would wait for the end of an all-reduce
     number = setup.members[int(os.environ["RANK"])] if worker is None else worker
