@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 import click
 import torch
 
-from benchmarks.finals import plan
+from benchmarks.finals import plan, real
 from benchmarks.finals.page import write_page
 from benchmarks.finals.runs import MODELS, Outcome, Run, make, stored
+from benchmarks.lib import wire
 from benchmarks.lib.results import Store
+from benchmarks.lib.runs import make_missing
 from benchmarks.versus.models import Problem
 
 RESULTS = Path(__file__).parents[2] / "docs/results/versus"
@@ -22,16 +26,34 @@ _problems: dict[str, Problem] = {}
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("questions", nargs=-1, type=click.Choice(list(plan.QUESTIONS)))
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with MNIST's four files.")
+@click.option("--real", "is_real", is_flag=True, help="Makes those with real processes instead, one after the other.")
 @click.option("--processes", default=1, show_default=True, help="Runs made at the same time.")
-def main(questions: tuple[str, ...], data: Path | None, processes: int) -> None:
+def main(questions: tuple[str, ...], data: Path | None, is_real: bool, processes: int) -> None:
     """Makes the runs without a result for the QUESTIONS, by default all. A result is saved at once."""
     store = stored(RESULTS / "finals.json")
+    if is_real:
+        make_missing(_real(store), partial(_make_real, store), lambda: write_page(store, RESULTS))
+        return
     missing = [run for run in plan.runs(questions or plan.QUESTIONS) if run not in store and (data or run.model != "convnet")]
     click.echo(f"{len(missing)} runs")
     try:
         _make_all(missing, data, processes, store)
     finally:
         click.echo(f"results: {write_page(stored(RESULTS / 'finals.json'), RESULTS)}")
+
+
+def _real(store: Store[Run, Outcome]) -> Iterator[tuple[str, Run]]:
+    """The missing runs with real processes that this machine can make."""
+    missing = [run for run in real.runs(store) if run not in store and (run.profile != "far" or wire.possible())]
+    click.echo(f"{len(missing)} runs")
+    for run in missing:
+        yield str(run), run
+
+
+def _make_real(store: Store[Run, Outcome], run: Run) -> str:
+    store.add(run, outcome := real.make(run, None))
+    write_page(store, RESULTS)
+    return f"{outcome.loss} ({outcome.gradients} gradients, {outcome.commits} commits)"
 
 
 def _make_all(missing: list[Run], data: Path | None, processes: int, store: Store[Run, Outcome]) -> None:

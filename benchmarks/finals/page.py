@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -16,6 +17,9 @@ Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
 DDP: Mapping[str, str] = {
     "DDP, all": "", "without the slow": "team=fast", "in proportion": "team=proportion", "6 of 8": "team=backup first=6",
 }  # fmt: skip
+
+
+TEAMS = {"": "all", "team=fast": "without the slow", "team=proportion": "in proportion", "team=backup": "with backup workers"}
 
 
 class Losses:
@@ -63,7 +67,8 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     template = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
     missing = sum(run not in results for run in plan.runs(plan.QUESTIONS))
     page = folder / "finals.md"
-    write(page, template.format(missing=missing, tables="\n\n".join(parts), parts=_parts(losses, results)))
+    real = "\n\n".join(filter(None, (_real(losses, results, *place) for place in places)))
+    write(page, template.format(missing=missing, real=real, tables="\n\n".join(parts), parts=_parts(losses, results)))
     return page
 
 
@@ -83,6 +88,48 @@ def _section(losses: Losses, model: str, workers: int, rounds: int) -> str:
         if any(cells):
             rows.append([profile, *cells])
     return f"## {model}, {workers} workers, {rounds} rounds\n\n" + table(heads, rows) if rows else ""
+
+
+def _real(losses: Losses, results: Mapping[Run, Outcome], model: str, workers: int, rounds: int) -> str:
+    """The table of real processes beside the simulated ones; empty if there are none."""
+    rows = []
+    for profile in KINDS:
+        where = (model, profile, workers, rounds)
+        ddp = {run.seed: outcome.loss for run, outcome in results.items() if _is(run, where, "real rounds", "")}
+        named = {plan.ours(plan.TODAY): "today", plan.ours(plan.BOTH): "in step"}
+        for method, settings in [("ours", each) for each in named] + [
+            ("rounds", team) for team in plan.teams(profile, workers)
+        ]:
+            rate = losses.best(where, f"real {method}", settings)[0] if method == "rounds" else ""
+            whole = f"rate={rate} {settings}".strip() if rate else settings
+            if found := losses.of(*where, f"real {method}", whole):
+                made = {run: out for run, out in results.items() if _is(run, where, f"real {method}", whole, exact=True)}
+                name = named.get(settings) or f"DDP, {TEAMS[settings.split()[0] if settings else '']}"
+                simulated = text(losses.of(*where, method, whole))
+                rows.append([profile, name, text(found, rate), simulated, _used(made, results), _sooner(made, ddp)])
+    heads = ["Cluster", "", "real", "simulated", "gradients", "DDP's loss at"]
+    return f"### {model}, {workers} workers, {rounds} rounds\n\n" + table(heads, rows) if rows else ""
+
+
+def _is(run: Run, where: Cell, method: str, settings: str, exact: bool = False) -> bool:
+    """Whether a run is one of these, at whatever rate unless `exact`."""
+    same = run.settings if exact else run.settings.partition(" ")[2]
+    return (run.model, run.profile, run.workers, run.rounds, run.method, same) == (*where, method, settings)
+
+
+def _used(made: Mapping[Run, Outcome], results: Mapping[Run, Outcome]) -> str:
+    """The gradients of real runs, as a share of those of the same simulated ones."""
+    pairs = [(out, results.get(replace(run, method=run.method.removeprefix("real ")))) for run, out in made.items()]
+    shares = [real.gradients / simulated.gradients for real, simulated in pairs if simulated]
+    return f"{100 * mean(shares):.0f} %" if shares else ""
+
+
+def _sooner(made: Mapping[Run, Outcome], ddp: Mapping[int, float | None]) -> str:
+    """When the last loss of DDP on all workers was first reached, as a mean share of the time, and in how many runs."""
+    goals = [(out, goal) for run, out in made.items() if (goal := ddp.get(run.seed)) is not None]
+    first = [next((time for time, loss in out.curve if loss is not None and loss <= goal), None) for out, goal in goals]
+    reached = [time / out.time for time, (out, _) in zip(first, goals, strict=True) if time is not None]
+    return f"{100 * mean(reached):.0f} % ({len(reached)} of {len(goals)})" if reached else "not" if goals else ""
 
 
 def _without_the_slow(losses: Losses, where: Cell) -> list[float]:

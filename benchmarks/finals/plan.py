@@ -67,14 +67,16 @@ def _rivals(
     """What an expert would build for each kind of cluster, at several rates."""
     found = []
     for profile in profiles:
-        teams = [""]
-        if profile in (*SLOW, "far"):
-            teams += ["team=proportion", "team=fast"]
-        if profile in ("exponential", "noisy", "pausing"):
-            teams.append(f"team=backup first={workers * 3 // 4}")
-        for team in teams:
+        for team in teams(profile, workers):
             found += _rounds(team, [profile], rates, rounds, seeds, workers, model)
     return found
+
+
+def teams(profile: str, workers: int) -> list[str]:
+    """What an expert would build for a kind of cluster."""
+    if profile in (*SLOW, "far"):
+        return ["", "team=proportion", "team=fast"]
+    return ["", f"team=backup first={workers * 3 // 4}"] if profile in ("exponential", "noisy", "pausing") else [""]
 
 
 def _today(profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8) -> list[Run]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from gem_api.layout import Vector
-from torch import Tensor
 
 from benchmarks.finals import apart, together
 from benchmarks.finals.clock import OVERHEAD, SIZES, Clock, Policy
@@ -37,7 +36,7 @@ class Run:
     Attributes:
         model, profile, workers, seed: What is trained, and by whom.
         rounds: How long: the time in which workers that don't wait compute this many gradients each, on average.
-        method: "ours", "rounds", "local".
+        method: "ours", "rounds", "local"; "real ours", "real rounds" with real processes.
         settings: "rate=0.006 shares=few wait=0.15".
     """
 
@@ -63,6 +62,7 @@ class Outcome:
         time: Units.
         gradients: Whole batches used.
         commits: Commits, or rounds.
+        curve: Units, and held-out loss then; of real processes alone.
     """
 
     loss: float | None
@@ -70,10 +70,15 @@ class Outcome:
     time: float
     gradients: float
     commits: int
+    curve: tuple[tuple[float, float | None], ...] = ()
+
+    def row(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {name: value for name, value in vars(self).items() if name != "curve" or value}
 
 
 def stored(path: Path) -> Store[Run, Outcome]:
-    return Store(path, "run", Run, vars, lambda run, row: Outcome(**row), {"format": 1})
+    return Store(path, "run", Run, Outcome.row, lambda run, row: Outcome(**row), {"format": 1})
 
 
 def limit_of(run: Run) -> float:
@@ -100,17 +105,14 @@ class Trainee:
 
     def joint(self, theta: Vector, parts: list[tuple[int, int, int]]) -> Vector:
         """At θ, on the samples of several workers together."""
-        batches = [self._first(self._problem.batch(self._seed, worker, step), size) for worker, step, size in parts]
+        batches = [self._problem.batch(self._seed, worker, step, size) for worker, step, size in parts]
         batch = torch.cat([one[0] for one in batches]), torch.cat([one[1] for one in batches])
         return self.network.gradient_on(theta, batch)
-
-    def _first(self, batch: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
-        return batch[0][:size], batch[1][:size]
 
 
 def make(run: Run, problem: Problem) -> Outcome:
     """Makes a run."""
-    given = {name: _value(text) for name, _, text in (each.partition("=") for each in run.settings.split())}
+    given = settings_of(run)
     trainee, profile, limit = Trainee(problem, run.seed), KINDS[run.profile], limit_of(run)
     start = trainee.network.theta
     every, next_look, lost = limit / 20, [limit / 20], [False]
@@ -123,12 +125,12 @@ def make(run: Run, problem: Problem) -> Outcome:
         return lost[0]
 
     if run.method == "ours":
-        policy = Policy(**{name: given.pop(name) for name in ("smallest", "wait", "until") if name in given})
+        policy = take_policy(given)
         events = Clock(profile, run.workers, run.seed, policy, limit).events()
         theta = apart.Rule(**given).train(start, events, run.workers, trainee.gradient, look)
         gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)
     else:
-        team = together.Team(given.pop("team", "all"), int(given.pop("first", 0)), int(given.get("steps", 1)))
+        team = take_team(given)
         done = together.rounds(
             team, profile, run.workers, run.seed, run.rounds * run.workers if team.kind == "alone" else limit
         )
@@ -139,6 +141,20 @@ def make(run: Run, problem: Problem) -> Outcome:
         gradients, commits = sum(size for one in done for _, _, size in one.parts) * team.steps / SIZES, len(done)
     loss = math.inf if lost[0] else trainee.network.score(theta)
     return Outcome(plain(loss, 5), trainee.network.accuracy(theta), plain(limit, 5) or 0.0, plain(gradients, 6) or 0.0, commits)
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    return {name: _value(text) for name, _, text in (each.partition("=") for each in run.settings.split())}
+
+
+def take_policy(given: dict[str, Any]) -> Policy:
+    """Removes what the server does about unequal times from the settings."""
+    return Policy(**{name: given.pop(name) for name in ("smallest", "wait", "until") if name in given})
+
+
+def take_team(given: dict[str, Any]) -> together.Team:
+    """Removes who takes part in a round from the settings."""
+    return together.Team(given.pop("team", "all"), int(given.pop("first", 0)), int(given.get("steps", 1)))
 
 
 def _value(text: str) -> Any:

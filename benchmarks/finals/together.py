@@ -41,18 +41,25 @@ class Team:
     steps: int = 1
 
 
+def sizes(team: Team, profile: Profile, workers: int) -> list[int]:
+    """The samples of each worker's batch; 0: it takes no part."""
+    far = workers - profile.far
+    slow = [profile.factor(worker, workers) + (OVERHEAD if worker >= far else 0.0) for worker in range(workers)]
+    if team.kind == "proportion":
+        return [max(1, round(SIZES * min(slow) / each)) for each in slow]
+    if team.kind == "alone":
+        return [SIZES, *[0] * (workers - 1)]
+    return [SIZES if team.kind != "fast" or each == min(slow) else 0 for each in slow]
+
+
 def rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float) -> list[Round]:
     """All rounds until the limit. A killed worker takes no part in rounds until it is back; the others lose nothing."""
     return list(_rounds(team, profile, workers, seed, limit))
 
 
 def _rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float) -> Iterator[Round]:
-    slowness = [
-        profile.factor(worker, workers) + (OVERHEAD if worker >= workers - profile.far else 0.0) for worker in range(workers)
-    ]
-    members = [worker for worker in range(workers) if team.kind not in ("fast", "alone") or slowness[worker] == min(slowness)]
-    members = members[:1] if team.kind == "alone" else members
-    sizes = [max(1, round(SIZES * min(slowness) / slow)) if team.kind == "proportion" else SIZES for slow in slowness]
+    samples = sizes(team, profile, workers)
+    members = [worker for worker in range(workers) if samples[worker]]
     times = [profile.times(seed, worker, workers) for worker in range(workers)]
     step, now = 0, 0.0
     while True:
@@ -60,7 +67,7 @@ def _rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float)
         for worker in members:
             if _away(profile, worker, workers, now):
                 continue
-            own = [times[worker](step + each) * sizes[worker] / SIZES for each in range(team.steps)]
+            own = [times[worker](step + each) * samples[worker] / SIZES for each in range(team.steps)]
             far = OVERHEAD if worker >= workers - profile.far else 0.0
             took.append((sum(own) + far, worker))
         took.sort()
@@ -68,7 +75,7 @@ def _rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float)
         now += used[-1][0]
         if now > limit:
             return
-        yield Round(now, [(worker, step, sizes[worker]) for _, worker in sorted(used, key=lambda one: one[1])])
+        yield Round(now, [(worker, step, samples[worker]) for _, worker in sorted(used, key=lambda one: one[1])])
         step += team.steps
 
 

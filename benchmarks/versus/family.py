@@ -4,6 +4,7 @@ anything, at the start or when a killed worker comes back."""
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing as mp
 import os
 import signal
@@ -68,6 +69,7 @@ def end_with_parent() -> None:
 
 def _run(output: Path, function: Callable[..., None], *arguments: Any) -> None:
     end_with_parent()
+    gc.freeze()  # or the first collection, in the midst of the race, would copy all memory that is shared with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -17,7 +17,7 @@ from benchmarks.lib import machine
 from benchmarks.lib.launch import RunFailed
 from benchmarks.lib.results import Store
 from benchmarks.versus.outcome import Outcome, Run
-from benchmarks.versus.profiles import PROFILES
+from benchmarks.versus.profiles import PROFILES, SIMULATED
 from benchmarks.versus.setup import OUTCOME, Setup
 
 UNIT_SECONDS = 0.25
@@ -30,20 +30,20 @@ _KEPT_OUTPUT = Path("runs/versus-failed")  # what the processes of a failed run 
 
 def measure(run: Run, data: Path | None, limit: float) -> Outcome:
     """Trains until the lower loss is reached, or the limit is. Raises RunFailed."""
-    return Outcome.of(_raced(run, data, limit))
+    return Outcome.of(raced(run, data, limit))
 
 
 def measure_exchange(run: Run, data: Path | None) -> float:
     """The mean milliseconds of an exchange alone; rate, profile and seed mean nothing. Raises RunFailed."""
-    return float(_raced(run, data, 1.0, exchange_only=True))
+    return float(raced(run, data, 1.0, exchange_only=True))
 
 
-def _raced(run: Run, data: Path | None, limit: float, exchange_only: bool = False) -> Any:
-    """What a race leaves."""
+def raced(run: Run, data: Path | None, limit: float, **more: Any) -> Any:
+    """What a race leaves; `more` are further settings of it. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="versus-", dir=_MEMORY if _MEMORY.is_dir() else None) as name:
         files = str(data.resolve()) if data else None
-        unit = UNIT_SECONDS * PROFILES[run.profile].unit
-        Setup(**asdict(run), unit=unit, limit=limit, data=files, folder=name, exchange_only=exchange_only).save()
+        unit = UNIT_SECONDS * {**PROFILES, **SIMULATED}[run.profile].unit
+        Setup(**asdict(run), unit=unit, limit=limit, data=files, folder=name, **more).save()
         command = [sys.executable, "-m", "benchmarks.versus.race", name]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
         process = subprocess.Popen(

@@ -28,9 +28,9 @@ class Problem:
         torch.manual_seed(seed)
         return self._make()
 
-    def batch(self, seed: int, worker: int, step: int) -> tuple[Tensor, Tensor]:
-        """The batch of a worker's step: drawn with replacement from all training data."""
-        drawn = np.random.default_rng([seed, worker, step]).integers(0, self._size, self.batch_size)
+    def batch(self, seed: int, worker: int, step: int, size: int | None = None) -> tuple[Tensor, Tensor]:
+        """The batch of a worker's step: drawn with replacement from all training data. Of a smaller one, the first samples."""
+        drawn = np.random.default_rng([seed, worker, step]).integers(0, self._size, self.batch_size)[:size]
         return self._samples(torch.from_numpy(drawn))
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

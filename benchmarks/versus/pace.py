@@ -73,9 +73,13 @@ class Pace:
         """Begins a step; the first one has begun at the start."""
         self._began = time.monotonic()
 
-    def wait(self) -> None:
+    def due(self, share: float = 1.0) -> float:
+        """The time when the step's gradient is due, if it has this share of a batch."""
+        return self._began + share * self._unit * self._times(self.step)
+
+    def wait(self, share: float = 1.0) -> None:
         """Sleeps until the step's gradient is due."""
-        due = self._began + self._unit * self._times(self.step)
+        due = self.due(share)
         self.step += 1
         time.sleep(max(0.0, due - time.monotonic()))
 

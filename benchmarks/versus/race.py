@@ -1,5 +1,6 @@
 """One run, in a process of its own: `python -m benchmarks.versus.race FOLDER`. It starts the contender's processes, gives the
-start signal, kills workers as the profile says, and ends when the lower loss is reached or the limit is.
+start signal, kills workers as the profile says, and ends when the lower loss is reached or the limit is; with a schedule, at
+the limit.
 
 The clock starts when all processes are ready. Its process has one thread, because it forks the others.
 """
@@ -24,7 +25,7 @@ from gem_api.process.lifetime import interruptible
 from torch.nn.utils import vector_to_parameters
 
 from benchmarks.lib import wire
-from benchmarks.versus.contenders import contenders
+from benchmarks.versus.contenders import start
 from benchmarks.versus.family import DIVERGED, Family
 from benchmarks.versus.outcome import Outcome, Point, finite, outcome
 from benchmarks.versus.pace import Gate, exchange_times, last_snapshot
@@ -52,7 +53,7 @@ class Race:
         family.start("scorer", score, setup, theirs)
         if setup.kind.far:
             self._lay_wire()
-        self._started = contenders()[setup.contender].start(setup, family)
+        self._started = start(setup, family)
         self._curve: list[Point] = []
         self._start = 0.0
 
@@ -67,6 +68,8 @@ class Race:
         if self._setup.exchange_only:
             return self._exchange_time()
         diverged = self._watch()
+        if self._setup.schedule and not diverged:
+            self._finish()
         return outcome(self._curve, self._setup.losses, diverged, time.monotonic() - self._began)
 
     def _begin(self) -> float:
@@ -94,15 +97,26 @@ class Race:
         events = deque[Event](self._events())
         while (now := (time.monotonic() - self._start) / self._setup.unit) < self._setup.limit:
             if self._scores.poll(_POLL_SECONDS):
-                moment, loss, samples, exchanges = self._scores.recv()
-                self._curve.append((round((moment - self._start) / self._setup.unit, 3), finite(loss), samples, exchanges))
-            if (lowest := self._curve[-1][1]) is not None and lowest <= self._setup.losses[1]:
+                self._take_score()
+            if not self._setup.schedule and (last := self._curve[-1][1]) is not None and last <= self._setup.losses[1]:
                 return False
             if all(point[1] is None for point in self._curve[-_NOT_FINITE:]) or not self._gradients_are_finite():
                 return True
             while events and now >= events[0][0]:
                 events.popleft()[1]()
         return False
+
+    def _take_score(self) -> None:
+        moment, loss, samples, exchanges = self._scores.recv()
+        self._curve.append((round((moment - self._start) / self._setup.unit, 3), finite(loss), samples, exchanges))
+
+    def _finish(self) -> None:
+        """Waits for the score of the last snapshot, and leaves out what came after the limit."""
+        last = last_snapshot(self._setup.path)
+        while last is not None and self._curve[-1][0] < (last.time - self._start) / self._setup.unit - 0.01:
+            self._wait_until(partial(self._scores.poll, _POLL_SECONDS))
+            self._take_score()
+        self._curve = [point for point in self._curve if point[0] <= self._setup.limit]
 
     def _events(self) -> Iterator[Event]:
         """When a worker is killed, and when it comes back."""

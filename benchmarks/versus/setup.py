@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from benchmarks.lib import wire
 from benchmarks.versus.models import GOALS, Problem
-from benchmarks.versus.profiles import PROFILES, Profile
+from benchmarks.versus.profiles import PROFILES, SIMULATED, Profile
 
 _FILE = "setup.json"
 OUTCOME = "outcome.json"
@@ -31,6 +33,11 @@ class Setup:
         data: The folder of MNIST's files, if the model needs it.
         folder: The run's folder. It lies in memory, so that nobody waits for a disk.
         exchange_only: Whether the workers only exchange, without computing and sleeping: their overhead is measured.
+        schedule: Rounds, or commits of whole batches, of a training to the end: a warm-up, and a cosine to 0. 0: the rate stays
+            as it is, and the run ends at its loss.
+        sizes: The samples of each worker's batch, which takes that share of its time; 0: it takes no part. Empty: all whole.
+        first: How many gradients of a round are used; only with backup workers.
+        settings: More settings of this server.
     """
 
     contender: str
@@ -44,6 +51,10 @@ class Setup:
     data: str | None
     folder: str
     exchange_only: bool = False
+    schedule: float = 0.0
+    sizes: tuple[int, ...] = ()
+    first: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -51,11 +62,11 @@ class Setup:
 
     @property
     def kind(self) -> Profile:
-        return PROFILES[self.profile]
+        return {**PROFILES, **SIMULATED}[self.profile]
 
     @property
     def optimizer(self) -> str:
-        return GOALS[self.model].optimizer
+        return "adamw" if self.schedule else GOALS[self.model].optimizer
 
     @property
     def losses(self) -> tuple[float, float]:
@@ -64,6 +75,15 @@ class Setup:
     def problem(self) -> Problem:
         """The model and its data, loaded once in a process and those forked from it."""
         return _problem(self.model, self.data)
+
+    def size(self, worker: int) -> int:
+        """The samples of a worker's batch."""
+        return self.sizes[worker] if self.sizes else self.problem().batch_size
+
+    @property
+    def members(self) -> list[int]:
+        """The workers that take part."""
+        return [worker for worker in range(self.workers) if not self.sizes or self.sizes[worker]]
 
     @property
     def host(self) -> str:

@@ -54,3 +54,10 @@ def contenders() -> Mapping[str, Contender]:
     from benchmarks.versus.contenders import fault_tolerant, ours, synchronous
 
     return {**synchronous.CONTENDERS, **fault_tolerant.CONTENDERS, **ours.CONTENDERS}
+
+
+def start(setup: Setup, family: Family) -> Started:
+    """Starts the run's contender. The one with backup workers is in no race to a loss."""
+    from benchmarks.versus.contenders.backups import Backups
+
+    return Backups(setup, family) if setup.first else contenders()[setup.contender].start(setup, family)

@@ -11,6 +11,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.finals.apart import cosine
+from benchmarks.versus.setup import Setup
+
 LOCAL_STEPS = 8  # of Local SGD, between two averages
 OUTER_STEPS = 16  # of DiLoCo, between two outer steps
 _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9  # as in the paper
@@ -25,6 +28,13 @@ def optimizer_of(kind: str, model: nn.Module, rate: float) -> torch.optim.Optimi
     if kind == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=rate)
     return torch.optim.SGD(model.parameters(), lr=rate, momentum=_MOMENTUM)
+
+
+def set_rate(optimizer: Any, setup: Setup, steps: int) -> None:
+    """Gives the optimizer the rate of its next step, after so many, if the run has a schedule."""
+    if setup.schedule:
+        for group in optimizer.param_groups:
+            group["lr"] = setup.rate * cosine(steps, setup.schedule)
 
 
 class Method(ABC):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.sharedctypes import RawArray
 
 import gem_client
 import torch
+from gem_api.process.options import as_environment
 from gem_client.torch import Optimizer
 from gem_worker.launcher.cluster import WORKER_NICENESS, free_port
 
@@ -39,7 +41,7 @@ class Variant:
 
 _RATES = {"adamw": (0.001, 0.002, 0.003, 0.006), "sgd": (0.025, 0.05, 0.1, 0.2)}
 VARIANTS = {
-    "gem": Variant("this server", {"adamw": ("--rule=gem", "--optimizer=adamw"), "sgd": ("--rule=gem",)}, _RATES),
+    "gem": Variant("this server", {"adamw": ("--optimizer=adamw",), "sgd": ()}, _RATES),
 }
 
 
@@ -51,23 +53,24 @@ class Ours:
     def __init__(self, flags: Mapping[str, tuple[str, ...]], setup: Setup, family: Family) -> None:
         self._setup, self._family, self.members = setup, family, setup.workers + 1
         self._address = f"{setup.host}:{free_port()}"
+        self._samples = RawArray("q", setup.workers)  # committed by each worker; the processes share it
         family.start("server", _serve, self._address, (*flags[setup.optimizer], f"--learning-rate={setup.rate}"), setup)
         for worker in range(setup.workers):
             self.revive(worker)
-        family.start("reader", _read, self._address, setup)
+        family.start("reader", _read, self._address, setup, self._samples)
 
     def revive(self, worker: int) -> None:
-        self._family.start(f"worker-{worker}", _work, self._address, self._setup, worker)
+        self._family.start(f"worker-{worker}", _work, self._address, self._setup, worker, self._samples)
 
 
 def _serve(address: str, flags: tuple[str, ...], setup: Setup) -> None:
     command = [sys.executable, "-m", "gem_server", f"--listen={address}", "--metrics-listen=", "--until-stopped", *flags]
     command += ["--shards=replicate", f"--batch-size={setup.problem().batch_size}", f"--seed={setup.seed}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-    os.execvpe(command[0], command, environment | {"GEM_LANE_LISTEN": f"{setup.host}:0"})
+    os.execvpe(command[0], command, environment | as_environment({"lane_listen": f"{setup.host}:0", **setup.settings}))
 
 
-def _work(address: str, setup: Setup, worker: int) -> None:
+def _work(address: str, setup: Setup, worker: int, samples: MutableSequence[int]) -> None:
     """The body of a worker's process."""
     torch.set_num_threads(1)
     os.nice(WORKER_NICENESS)  # as gem-train does
@@ -82,24 +85,25 @@ def _work(address: str, setup: Setup, worker: int) -> None:
         pace = Pace(setup, worker, Gate(setup.path).enter(worker))
         while True:
             optimizer.zero_grad()
-            loss = problem.loss(model, problem.batch(setup.seed, worker, pace.step))
+            size = max(1, round(session.batch_share * problem.batch_size))
+            loss = problem.loss(model, problem.batch(setup.seed, worker, pace.step, size))
             loss.backward()
-            pace.wait()
-            _commit(optimizer, loss)
+            pace.wait(share := size / problem.batch_size)
+            _commit(optimizer, loss, share)
+            samples[worker] += size
             pace.begin()
 
 
-def _commit(optimizer: Optimizer, loss: torch.Tensor) -> None:
+def _commit(optimizer: Optimizer, loss: torch.Tensor, share: float) -> None:
     try:
-        optimizer.step(loss=loss)
+        optimizer.step(loss=loss, share=share)
     except gem_client.NonFiniteGradient as error:
         print(error)
         sys.exit(DIVERGED)
 
 
-def _read(address: str, setup: Setup) -> None:
+def _read(address: str, setup: Setup, samples: Sequence[int]) -> None:
     """Publishes what an evaluator gets."""
-    size = setup.problem().batch_size
     with gem_client.connect(address) as session:
         while not _initialized(session):
             time.sleep(_POLL_SECONDS)
@@ -107,7 +111,7 @@ def _read(address: str, setup: Setup) -> None:
         publisher = Publisher(setup)
         while True:
             theta = session.pull()
-            publisher.publish(theta, session.version * size, session.version)
+            publisher.publish(theta, sum(samples), session.version)
             time.sleep(publisher.wait_seconds)
 
 

@@ -31,19 +31,19 @@ class Torchrun:
     """The agents of a run."""
 
     def __init__(self, setup: Setup, family: Family, work: Work) -> None:
-        self._setup, self._family, self._work, self.members = setup, family, work, setup.workers
+        self._setup, self._family, self._work, self.members = setup, family, work, len(setup.members)
         self._endpoint = f"{setup.host}:{free_port()}"
         os.environ["GLOO_SOCKET_IFNAME"] = wire.DEVICE if setup.kind.far else "lo"
         # Agents count restarts differently: with one store for all rounds, workers find addresses of an earlier round in it.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if setup.kind.killed_every:
-            for worker in range(setup.workers):
+            for worker in setup.members:
                 self.revive(worker)
         else:
-            family.start("agent", _agent, self._config(1, setup.workers), work, setup, None)
+            family.start("agent", _agent, self._config(1, self.members), work, setup, None)
 
     def revive(self, worker: int) -> None:
-        config = self._config(self._setup.workers, 1)
+        config = self._config(self.members, 1)
         self._family.start(f"worker-{worker}", _agent, config, self._work, self._setup, worker)
 
     def _config(self, machines: int, workers: int) -> LaunchConfig:
@@ -67,10 +67,11 @@ def _agent(config: LaunchConfig, work: Work, setup: Setup, worker: int | None) -
 
 
 def _work(work: Work, setup: Setup, worker: int | None) -> None:
-    """The body of a worker's process. Its number is its rank, unless it has an agent of its own: ranks then change."""
+    """The body of a worker's process. Its rank counts those that take part. With an agent of its own, ranks change: it has its
+    number."""
     end_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's own handler would wait for the end of an all-reduce
-    number = int(os.environ["RANK"]) if worker is None else worker
+    number = setup.members[int(os.environ["RANK"])] if worker is None else worker
     setup.take_place(number)
     work(setup, number)
 

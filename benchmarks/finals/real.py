@@ -1,0 +1,77 @@
+"""The same trainings with real processes, whose steps take simulated times: this server and its SDK, PyTorch DDP, and rounds
+with backup workers on shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.finals import plan as simulated
+from benchmarks.finals import together
+from benchmarks.finals.apart import WARMUP
+from benchmarks.finals.clock import SIZES, Clock
+from benchmarks.finals.page import Losses
+from benchmarks.finals.runs import KINDS, Outcome, Run, limit_of, settings_of, take_policy, take_team
+from benchmarks.lib.results import plain
+from benchmarks.versus import outcome
+from benchmarks.versus.measure import raced
+from benchmarks.versus.outcome import thinned
+
+OURS, ROUNDS = "real ours", "real rounds"
+_POINTS = 100  # of a stored curve
+
+_RATE = 0.015  # of rounds, if the simulation has not found a better one
+_FIRST = ("equal", "mixed", "exponential", "straggler")
+_LATER = ("noisy", "pausing", "quarter", "first", "spot", "far")
+
+
+def runs(results: Mapping[Run, Outcome]) -> list[Run]:
+    """The runs, most valuable first. Rounds have the rate that was best in the simulation of the same cluster."""
+    losses = Losses(results)
+    found = []
+    for workers, profiles in ((8, _FIRST), (8, _LATER), (4, _FIRST), (16, _FIRST)):
+        for seed, profile in product(simulated.SEEDS, profiles):
+            where = ("transformer", profile, workers, seed, 200)
+            found += [Run(*where, OURS, simulated.ours(each)) for each in (simulated.BOTH, simulated.TODAY)]
+            for team in simulated.teams(profile, workers):
+                rate, _ = losses.best(("transformer", profile, workers, 200), "rounds", team)
+                found.append(Run(*where, ROUNDS, f"rate={rate or _RATE} {team}".strip()))
+    return found
+
+
+def make(run: Run, data: Path | None) -> Outcome:
+    """Makes a run. Raises RunFailed."""
+    settings, limit = settings_of(run), limit_of(run)
+    contender = "gem" if run.method == OURS else "ddp"
+    race = outcome.Run(contender, run.model, run.workers, run.profile, settings["rate"], run.seed)
+    more = race_of(run)
+    found = outcome.Outcome.of(raced(race, data, limit, **more))
+    _, loss, samples, exchanges = found.curve[-1]
+    rounds = samples / (SIZES * more["first"] if more["first"] else sum(more["sizes"]))
+    curve = tuple((time, plain(loss, 5)) for time, loss, _, _ in thinned(found.curve, _POINTS))
+    return Outcome(
+        None if found.diverged else plain(loss, 5), None, plain(limit, 5) or 0.0, plain(samples / SIZES) or 0.0,
+        exchanges if run.method == OURS else round(rounds), curve,
+    )  # fmt: skip
+
+
+def race_of(run: Run) -> dict[str, Any]:
+    """The race's settings. The length of its schedule, in rounds or in commits of whole batches, follows from the cluster's
+    times as if exchanges cost nothing: all contenders know as much."""
+    given, profile = settings_of(run), KINDS[run.profile]
+    if run.method == ROUNDS:
+        team = take_team(given)
+        done = together.rounds(team, profile, run.workers, run.seed, limit_of(run))
+        return {"schedule": len(done), "sizes": together.sizes(team, profile, run.workers), "first": team.first}
+    policy = take_policy(given)
+    events = Clock(profile, run.workers, run.seed, policy, limit_of(run)).events()
+    total = sum(event.size for event in events) / SIZES
+    warm = round(WARMUP * total)
+    settings = {
+        "rule": f"gem:growth={given.get('growth', 0)}",
+        "schedule": f"cosine:versions={round(total) - warm},warmup={warm}",
+        "smallest_share": policy.smallest, "reply_wait": policy.wait,
+    }  # fmt: skip
+    return {"schedule": total, "sizes": [SIZES] * run.workers, "first": 0, "settings": settings}

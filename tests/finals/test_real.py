@@ -1,0 +1,66 @@
+"""Whole trainings with real processes: what is made of a run, and one race to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.finals import plan, real
+from benchmarks.finals.page import write_page
+from benchmarks.finals.runs import Outcome, Run, stored
+
+
+def test_rounds_have_the_team_of_the_simulation_and_its_number_of_rounds() -> None:
+    proportion = real.race_of(Run("transformer", "mixed", 8, 0, 200, real.ROUNDS, "rate=0.02 team=proportion"))
+    assert proportion["sizes"] == [16] * 4 + [5] * 4
+    assert proportion["schedule"] == pytest.approx(300 / 1.06, rel=0.03)
+    fast = real.race_of(Run("transformer", "straggler", 8, 0, 200, real.ROUNDS, "rate=0.02 team=fast"))
+    assert fast["sizes"] == [16] * 7 + [0]
+    assert real.race_of(Run("transformer", "noisy", 8, 0, 200, real.ROUNDS, "rate=0.02 team=backup first=6"))["first"] == 6
+
+
+def test_this_server_gets_the_settings_and_the_commits_that_the_clock_foretells() -> None:
+    today = real.race_of(Run("transformer", "mixed", 8, 0, 200, real.OURS, plan.ours(plan.TODAY)))
+    assert today["schedule"] == pytest.approx(1600, rel=0.04)
+    assert (today["settings"]["smallest_share"], today["settings"]["reply_wait"]) == (1, 0)
+    both = real.race_of(Run("transformer", "mixed", 8, 0, 200, real.OURS, plan.ours(plan.BOTH)))
+    assert (both["settings"]["smallest_share"], both["settings"]["reply_wait"]) == (0.0625, 0.15)
+
+
+def test_rounds_take_the_rate_that_was_best_in_the_simulation() -> None:
+    tried = {
+        Run("transformer", "mixed", 8, 0, 200, "rounds", f"rate={rate} team=fast"): Outcome(loss, None, 300, 1600, 300)
+        for rate, loss in ((0.01, 2.1), (0.02, 2.0))
+    }
+    rates = {run.settings for run in real.runs(tried) if (run.profile, run.workers) == ("mixed", 8) and "fast" in run.settings}
+    assert rates == {"rate=0.02 team=fast"}
+
+
+def test_the_page_shows_real_runs_beside_simulated_ones(tmp_path: Path) -> None:
+    store = stored(tmp_path / "finals.json")
+    for method, loss, used in (("ours", 2.0, 1600), ("real ours", 2.1, 1520)):
+        run = Run("transformer", "mixed", 8, 0, 200, method, plan.ours(plan.BOTH))
+        store.add(run, Outcome(loss, None, 300, used, 1600, ((0.0, 4.0), (150.0, 2.25), (300.0, loss))))
+    ddp = Run("transformer", "mixed", 8, 0, 200, "real rounds", "rate=0.015")
+    store.add(ddp, Outcome(2.3, None, 300, 700, 88, ((300.0, 2.3),)))
+    written = write_page(stored(tmp_path / "finals.json"), tmp_path).read_text()
+    assert "| mixed | in step | **2.100** (1) | **2.000** (1) | 95 % | 50 % (1 of 1) |" in written
+    assert "| mixed | DDP, all | **2.300** (1; 0.015) | | | 100 % (1 of 1) |" in written
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (real.OURS, plan.ours(plan.BOTH)),
+        (real.ROUNDS, "rate=0.01 team=proportion"),
+        (real.ROUNDS, "rate=0.01 team=backup first=2"),
+    ],
+)
+def test_a_race_ends_at_its_time_with_a_loss(method: str, settings: str) -> None:
+    outcome = real.make(Run("transformer", "straggler", 3, 0, 8, method, settings), None)
+    assert outcome.loss is not None
+    assert outcome.loss < 4.5
+    assert 0 < outcome.gradients < 8 * 3 + 1
+    assert [time for time, _ in outcome.curve] == sorted(time for time, _ in outcome.curve if time <= outcome.time)
