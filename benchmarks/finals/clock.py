@@ -135,7 +135,7 @@ class Clock:
 
     def _release(self, worker: int, now: float, held: bool = False) -> Event:
         share = self._shares.next(self._lease(worker))
-        size = max(1, round(SIZES * share))
+        size = max(2, round(SIZES * share))  # as the SDK does
         self._timetable.began(self._lease(worker), now, share)
         overhead = OVERHEAD if worker >= self.workers - self.profile.far else 0.0
         self._push(now + overhead + self._times[worker](self._steps[worker]) * size / SIZES, worker, size)

@@ -111,7 +111,7 @@ def test_all_batches_of_a_step_have_the_same_share() -> None:
         sizes.append(len(indices))
         if len(sizes) % 3 == 0:
             assert commit(shards, member)[1] == pytest.approx(sum(sizes[-3:]) / 48)
-    assert sizes[:12] == [16] * 3 + [3] * 3 + [8] * 3 + [1] * 3
+    assert sizes[:12] == [16] * 3 + [3] * 3 + [8] * 3 + [2] * 3
 
 
 def test_a_batch_that_comes_again_keeps_its_size() -> None:

@@ -406,8 +406,8 @@ class Shards:
         return max(1, min(self._batch_size, self._member.hyperparameters.shard_size, self._samples))
 
     def _size(self, share: float) -> int:
-        """Samples in a batch with this share of a whole one."""
-        return max(1, round(share * self._whole_batch))
+        """Samples in a batch with this share of a whole one: two at least, because BatchNorm fails on a single one."""
+        return max(min(2, self._whole_batch), round(share * self._whole_batch))
 
     # -- under the lock
 
