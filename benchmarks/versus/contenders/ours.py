@@ -41,7 +41,7 @@ class Variant:
 
 _RATES = {"adamw": (0.001, 0.002, 0.003, 0.006), "sgd": (0.025, 0.05, 0.1, 0.2)}
 VARIANTS = {
-    "gem": Variant("this server", {"adamw": ("--optimizer=adamw",), "sgd": ()}, _RATES),
+    "gem": Variant("this server", {"adamw": ("--rule=gem", "--optimizer=adamw"), "sgd": ("--rule=gem",)}, _RATES),
 }
 
 
@@ -66,6 +66,7 @@ class Ours:
 def _serve(address: str, flags: tuple[str, ...], setup: Setup) -> None:
     command = [sys.executable, "-m", "gem_server", f"--listen={address}", "--metrics-listen=", "--until-stopped", *flags]
     command += ["--shards=replicate", f"--batch-size={setup.problem().batch_size}", f"--seed={setup.seed}"]
+    command += [f"--rule={setup.settings['rule']}"] if "rule" in setup.settings else []  # the last one holds
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
     os.execvpe(command[0], command, environment | as_environment({"lane_listen": f"{setup.host}:0", **setup.settings}))
 
