@@ -69,7 +69,7 @@ class Choice:
         given = {name: value for name, value in vars(self).items() if name != "workers" and value is not None}
         if self.optimizer == "worker":
             del given["learning_rate"]
-        given |= {"smallest_share": 1.0, "reply_wait": 0.0}  # whole batches, at once: as it was measured
+        given |= {"smallest_share": 1.0, "reply_wait": 0.0, "rule_options": ""}  # not in step: as it was measured
         return Hyperparameters(batch_size=BATCH, **given).with_defaults(given)
 
 

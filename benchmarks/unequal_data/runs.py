@@ -139,6 +139,7 @@ def measure(case: Case, task: Task, digits: Digits) -> Outcome:
     """Makes a run."""
     method = METHODS[case.method]
     given: dict[str, Any] = {"rule": method.rule, "optimizer": method.optimizer, "learning_rate": case.rate, "seed": case.seed}
+    given |= {"smallest_share": 1.0, "reply_wait": 0.0, "rule_options": ""}  # not in step: as it was measured
     settings = Hyperparameters(**given).with_defaults(given)
     order = list((rounds if method.synchronous else turns)(case.slower, case.seed))
     workers = 1 if method.synchronous else WORKERS
