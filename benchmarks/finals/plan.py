@@ -143,5 +143,5 @@ def named(settings: str) -> str:
 
 
 def runs(questions: Iterable[str]) -> list[Run]:
-    """The runs for these questions, each once."""
-    return list(dict.fromkeys(run for question in questions for run in QUESTIONS[question]))
+    """The runs for these questions, each once, in the order of the questions and of their seeds."""
+    return list(dict.fromkeys(run for one in questions for run in sorted(QUESTIONS[one], key=lambda run: run.seed)))
