@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from gem_server.core.rendezvous import Rendezvous
 from gem_server.core.timetable import Timetable
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 WAIT, MOST = 0.15, 1.0
@@ -160,7 +160,7 @@ class Cluster:
         made[worker] += 1
 
     def _nobody_waits_in_vain(self, now: float) -> None:
-        expected = [at for at in self.rendezvous.timetable.expected() if at > now - LEAST]
+        expected = [at for at in self.rendezvous.timetable.expected() if at > now - LEAST - EPSILON]
         assert expected or not self.since
 
 
@@ -168,6 +168,7 @@ _STEPS = st.lists(st.floats(0.05, 3.0), min_size=3, max_size=12)
 
 
 @settings(max_examples=100, deadline=None)
+@example([[1.0, 2.0, 1.5, 1.0, 1.0, 2.0], [1.0, 1.25, 1.25, 1.75, 1.0, 2.0]], [1.0] * 6, {})  # late by the bound, but for rounding
 @given(
     st.lists(_STEPS, min_size=1, max_size=6),
     st.lists(st.sampled_from((1.0, 0.5, 1 / 16)), min_size=6, max_size=6),
