@@ -16,6 +16,7 @@ GROWTH = "growth=10"
 SHARES = "smallest=0.0625"
 WAIT = "wait=0.15 until=200"
 BOTH = f"{SHARES} {WAIT} {GROWTH}"
+UNTUNED = ("tagger", "trees")
 HARD = ("mixed", "equal", "exponential", "straggler")
 
 
@@ -88,10 +89,10 @@ QUESTIONS: Mapping[str, list[Run]] = {
     "rivals": [*_rivals(HARD, 200), *_rivals(OTHERS, 200, rates=(0.015, 0.02))],
     "held out": [
         run
-        for model in ("tagger", "trees")
+        for model in UNTUNED
         for run in (
-            *_ours([BOTH, TODAY], ["equal", "mixed", "exponential"], seeds=TWO, model=model, rates=(0.004, 0.008)),
-            *_rivals(["equal", "mixed", "exponential"], 200, TWO, model, rates=(0.008, 0.015)),
+            *_ours([BOTH, TODAY], ["equal", "mixed", "exponential"], seeds=TWO, model=model, rates=(0.008, 0.016)),
+            *_rivals(["equal", "mixed", "exponential"], 200, TWO, model, rates=(0.015, 0.03)),
         )
     ],
     "many": [
