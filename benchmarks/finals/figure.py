@@ -51,7 +51,7 @@ def figure(results: Mapping[Run, Outcome]) -> Figure | None:
     if not profiles:
         return None
     title = f"Held-out loss at the end, {MODEL}, {WORKERS} workers, {ROUNDS} rounds: mean of seeds ± its standard error"
-    drawn, (axes,) = panels(1, 1, title, 0.62 * len(profiles) + 0.6)
+    drawn, (axes,) = panels(1, 1, title, 0.7 * len(profiles) + 0.6)
     _scale(axes, profiles, [loss for each in shown.values() for seeds in each.values() for loss in seeds])
     for (name, real), each in shown.items():
         _row(axes, profiles, each, name, real)
