@@ -14,6 +14,8 @@ import click
 from matplotlib.figure import Figure
 
 from benchmarks import tuning
+from benchmarks.finals import figure as finals
+from benchmarks.finals.runs import stored as stored_finals
 from benchmarks.lib.style import save
 from benchmarks.many_workers import figures as many_workers
 from benchmarks.many_workers import runs as many_runs
@@ -67,6 +69,7 @@ FIGURES: dict[str, Callable[[], Figure | None]] = {
         unequal_runs.stored(RESULTS / "unequal-data/results.json")
     ),
     "results/versus/versus.png": _versus,
+    "results/versus/finals.png": lambda: finals.figure(stored_finals(RESULTS / "versus/finals.json")),
     "results/tuning/curves.png": lambda: tuning.draw(tuning.stored()),
     "images/throughput.png": lambda: peers.figure(PeersResults.load(RESULTS / "throughput.json")),
     "images/soak.png": _soak,

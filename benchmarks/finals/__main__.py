@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import torch
 
-from benchmarks.finals import plan, real
+from benchmarks.finals import figure, plan, real
 from benchmarks.finals.page import write_page
 from benchmarks.finals.runs import MODELS, Outcome, Run, make, stored
 from benchmarks.lib import wire
@@ -32,14 +32,19 @@ def main(questions: tuple[str, ...], data: Path | None, is_real: bool, processes
     """Makes the runs without a result for the QUESTIONS, by default all. A result is saved at once."""
     store = stored(RESULTS / "finals.json")
     if is_real:
-        make_missing(_real(store), partial(_make_real, store), lambda: write_page(store, RESULTS))
+        make_missing(_real(store), partial(_make_real, store), lambda: _write(store))
         return
     missing = [run for run in plan.runs(questions or plan.QUESTIONS) if run not in store and (data or run.model != "convnet")]
     click.echo(f"{len(missing)} runs")
     try:
         _make_all(missing, data, processes, store)
     finally:
-        click.echo(f"results: {write_page(stored(RESULTS / 'finals.json'), RESULTS)}")
+        click.echo(f"results: {_write(stored(RESULTS / 'finals.json'))}")
+
+
+def _write(store: Store[Run, Outcome]) -> Path:
+    """Writes the page with its figure, and returns the page's path."""
+    return write_page(store, RESULTS, figure.draw(store, RESULTS))
 
 
 def _real(store: Store[Run, Outcome]) -> Iterator[tuple[str, Run]]:
@@ -52,7 +57,7 @@ def _real(store: Store[Run, Outcome]) -> Iterator[tuple[str, Run]]:
 
 def _make_real(store: Store[Run, Outcome], run: Run) -> str:
     store.add(run, outcome := real.make(run, None))
-    write_page(store, RESULTS)
+    _write(store)
     return f"{outcome.loss} ({outcome.gradients} gradients, {outcome.commits} commits)"
 
 

@@ -49,18 +49,25 @@ class Losses:
         return min(((rate, losses) for rate, losses in tried.items() if len(losses) == most), key=lambda one: mean(one[1]))
 
 
+def standard_error(losses: Sequence[float]) -> float:
+    """Of the mean; 0 for one seed, NaN if a run diverged."""
+    if not all(map(math.isfinite, losses)):
+        return math.nan
+    return stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
+
+
 def text(losses: Sequence[float], rate: str = "") -> str:
     """The mean, its standard error and the number of seeds; the rate, if it was chosen."""
     if not losses:
         return ""
     if not all(map(math.isfinite, losses)):
         return "diverged"
-    error = f" ± {stdev(losses) / math.sqrt(len(losses)):.3f}" if len(losses) > 1 else ""
+    error = f" ± {standard_error(losses):.3f}" if len(losses) > 1 else ""
     return f"**{mean(losses):.3f}**{error} ({len(losses)}{f'; {rate}' if rate else ''})"
 
 
-def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
-    """Writes the page, and returns its path."""
+def write_page(results: Mapping[Run, Outcome], folder: Path, picture: str = "") -> Path:
+    """Writes the page, and returns its path. At its top it shows the picture of this name in the same folder, if any."""
     losses = Losses(results)
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
     parts = [_section(losses, *place) for place in places if place[1:] not in plan.WITHOUT.values()]
@@ -68,7 +75,9 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     missing = sum(run not in results for run in plan.runs(plan.QUESTIONS))
     page = folder / "finals.md"
     real = "\n\n".join(filter(None, (_real(losses, results, *place) for place in places)))
-    write(page, template.format(missing=missing, real=real, tables="\n\n".join(parts), parts=_parts(losses, results)))
+    content = {"tables": "\n\n".join(parts), "real": real, "parts": _parts(losses, results)}
+    shown = f"![Held-out loss at the end by kind of cluster]({picture})\n\n" if picture else ""
+    write(page, template.format(missing=missing, picture=shown, **content))
     return page
 
 

@@ -45,19 +45,20 @@ def marks(axes: Axes, columns: dict[str, Any], colour: str, label: str, style: s
     axes.errorbar(x, mean, _bars(mean, low, high), fmt=style, color=colour, capsize=3, label=label)
 
 
-def dots(axes: Axes, columns: dict[str, Any], colour: str, label: str, marker: str = "o") -> None:
-    """The means as marks at the heights x, with bars from the lowest to the highest seed. One beyond the panel is named at its
-    edge."""
+def dots(axes: Axes, columns: dict[str, Any], colour: str, label: str, marker: str = "o", hollow: bool = False) -> None:
+    """The means as marks at the heights x, with bars from low to high. One beyond the panel is named at its edge."""
     heights, mean, low, high = _arrays(columns)
     left, right = axes.get_xlim()
     inside = (mean >= left) & (mean <= right)
     axes.errorbar(
         mean[inside], heights[inside], xerr=np.compress(inside, _bars(mean, low, high), axis=1), fmt=marker, color=colour,
-        capsize=3, label=label,
+        markerfacecolor="white" if hollow else colour, capsize=3, label=label,
     )  # fmt: skip
     for height, value in zip(heights[~inside], mean[~inside], strict=True):
         if value > right:
-            axes.text(right, height, f"{value:.2f} →", ha="right", va="center", fontsize=8)
+            axes.text(
+                right, height, f"{value:.2f} →" if np.isfinite(value) else "diverged →", ha="right", va="center", fontsize=8
+            )
         elif value < left:
             axes.text(left, height, f" ← {value:.2f}", ha="left", va="center", fontsize=8)
 

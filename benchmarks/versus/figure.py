@@ -18,7 +18,7 @@ from benchmarks.versus.plan import WIDTHS, Case, Results
 from benchmarks.versus.profiles import PROFILES
 
 NAME = "versus.png"
-_COLOURS = {"ddp": GREY, "local-sgd": ORANGE, "diloco": VIOLET, "torchft": TEAL, "gem": BLUE}
+COLOURS = {"ddp": GREY, "local-sgd": ORANGE, "diloco": VIOLET, "torchft": TEAL, "gem": BLUE}
 _PALE = 0.3  # opacity
 _MARKS = (
     Line2D([], [], color="black", marker="|", linestyle="", label="a seed that reached it"),
@@ -53,7 +53,7 @@ def figure(results: Results, limit: float) -> Figure | None:
     for axes in places[len(shown) :]:
         axes.set_axis_off()
     names = [name for name in contenders() if any(name in _cells(*each, results) for each in shown)]
-    patches = [Patch(color=_COLOURS[name], label=contenders()[name].label) for name in names]
+    patches = [Patch(color=COLOURS[name], label=contenders()[name].label) for name in names]
     legend(drawn, *patches, Patch(color=GREY, alpha=_PALE, label="pale: not reached under every seed"), *_MARKS, columns=3)
     return drawn
 
@@ -83,7 +83,7 @@ def _panel(axes: Axes, model: str, width: int, results: Results, limit: float) -
         thick = _WHOLE / len(measured)
         for number, (name, each) in enumerate(measured.items()):
             y = place + (number - (len(measured) - 1) / 2) * thick
-            _bar(axes, y, thick, each, _COLOURS[name], limit)
+            _bar(axes, y, thick, each, COLOURS[name], limit)
             alone = fast_alone(Case(name, model, width), profile, results) if profile == "mixed" else None
             if alone is not None and (mean := alone.mean(1)) is not None:
                 axes.plot(mean, y, "D", color="black", markersize=4)

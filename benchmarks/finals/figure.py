@@ -1,0 +1,125 @@
+"""The figure: the held-out loss at the end by kind of cluster, of the transformer with 8 workers and 200 rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+
+from gem_ctl.style import GREY, ORANGE, PALE
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from benchmarks.finals import plan
+from benchmarks.finals.page import DDP, Losses, standard_error
+from benchmarks.finals.runs import KINDS, Outcome, Run
+from benchmarks.lib.style import MARKERS, dots, legend, panels, save, styled
+from benchmarks.versus.figure import COLOURS
+
+NAME = "finals.png"
+MODEL, WORKERS, ROUNDS = "transformer", 8, 200
+IN_STEP, BEFORE, ALL, EXPERT = (
+    "this server in step", "this server before", "DDP, all workers", "DDP as an expert would build it for this cluster (named)",
+)  # fmt: skip
+_COLOURS = {IN_STEP: COLOURS["gem"], BEFORE: PALE, ALL: COLOURS["ddp"], EXPERT: ORANGE}
+_LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.items(), MARKERS, strict=False)}
+_HOLLOW = Line2D(
+    [], [], color="black", marker="o", markerfacecolor="white", linestyle="", label="filled: simulated; hollow: real processes"
+)
+_ROW, _REAL_BELOW = 0.2, 0.09  # of the distance between two clusters
+
+Shown = dict[str, list[float]]  # losses of each seed, by profile
+
+
+def draw(results: Mapping[Run, Outcome], folder: Path) -> str:
+    """Writes the figure, and returns its name; empty if there is nothing to show."""
+    drawn = figure(results)
+    if drawn is None:
+        return ""
+    save(drawn, folder / NAME)
+    return NAME
+
+
+@styled
+def figure(results: Mapping[Run, Outcome]) -> Figure | None:
+    """A row for each contender in each cluster; what has no result is left out."""
+    losses = Losses(results)
+    shown = {(name, real): each for real in (False, True) for name, each in _shown(losses, real).items()}
+    profiles = [profile for profile in KINDS if any(profile in each for each in shown.values())]
+    if not profiles:
+        return None
+    title = f"Held-out loss at the end, {MODEL}, {WORKERS} workers, {ROUNDS} rounds: mean of seeds ± its standard error"
+    drawn, (axes,) = panels(1, 1, title, 0.7 * len(profiles) + 0.6)
+    _scale(axes, profiles, [loss for each in shown.values() for seeds in each.values() for loss in seeds])
+    for (name, real), each in shown.items():
+        _row(axes, profiles, each, name, real)
+    for place, profile in enumerate(profiles):
+        _name_designs(axes, place + _offset(EXPERT, False), losses, profile)
+    legend(drawn, *[_HOLLOW] * any(each for (_, real), each in shown.items() if real), columns=2)
+    return drawn
+
+
+def _shown(losses: Losses, real: bool) -> dict[str, Shown]:
+    """By contender."""
+    found: dict[str, Shown] = {name: {} for name in _LOOKS}
+    kind = "real " if real else ""
+    for profile in KINDS:
+        where = (MODEL, profile, WORKERS, ROUNDS)
+        for name, seeds in (
+            (IN_STEP, losses.of(*where, f"{kind}ours", plan.ours(plan.BOTH))),
+            (BEFORE, losses.of(*where, f"{kind}ours", plan.ours(plan.TODAY))),
+            (ALL, losses.best(where, f"{kind}rounds", "")[1]),
+            (EXPERT, _best_design(losses, profile, real)[1]),
+        ):
+            if seeds:
+                found[name][profile] = seeds
+    return found
+
+
+def _best_design(losses: Losses, profile: str, real: bool) -> tuple[str, list[float]]:
+    """The design of DDP with the lowest mean; empty until each that an expert would try there has a result."""
+    where, method = (MODEL, profile, WORKERS, ROUNDS), "real rounds" if real else "rounds"
+    teams = plan.teams(profile, WORKERS)
+    found = {name: losses.best(where, method, team)[1] for name, team in DDP.items() if team in teams}
+    return min(found.items(), key=lambda one: mean(one[1])) if all(found.values()) else ("", [])
+
+
+def _offset(name: str, real: bool) -> float:
+    """How far below the middle of its cluster a contender is."""
+    return (list(_LOOKS).index(name) - (len(_LOOKS) - 1) / 2) * _ROW + _REAL_BELOW * real
+
+
+def _scale(axes: Axes, profiles: list[str], losses: list[float]) -> None:
+    finite = [loss for loss in losses if math.isfinite(loss)] or [1.0]
+    margin = 0.03 * max(finite)
+    axes.set(xlim=(min(finite) - margin, max(finite) + margin), ylim=(len(profiles) - 0.5, -0.5))
+    axes.set_yticks(range(len(profiles)), profiles)
+    axes.set_xlabel("held-out loss at the end: lower (further left) is better; the axis does not begin at 0")
+    axes.grid(axis="y", visible=False)
+    for place in range(0, len(profiles), 2):
+        axes.axhspan(place - 0.5, place + 0.5, color=GREY, alpha=0.07, linewidth=0)
+
+
+def _row(axes: Axes, profiles: list[str], shown: Shown, name: str, real: bool) -> None:
+    colour, marker = _LOOKS[name]
+    means, errors = [mean(seeds) for seeds in shown.values()], [standard_error(seeds) for seeds in shown.values()]
+    columns = {
+        "x": [profiles.index(profile) + _offset(name, real) for profile in shown],
+        "mean": means,
+        "low": [middle - error for middle, error in zip(means, errors, strict=True)],
+        "high": [middle + error for middle, error in zip(means, errors, strict=True)],
+    }
+    dots(axes, columns, colour, f"_{name}" if real else name, marker, hollow=real)  # a legend leaves out names with _
+
+
+def _name_designs(axes: Axes, height: float, losses: Losses, profile: str) -> None:
+    """Says beside an expert's mark which design it is, and that of real processes if it is another."""
+    found = {real: _best_design(losses, profile, real) for real in (False, True)}
+    ends = [mean(seeds) + standard_error(seeds) for _, seeds in found.values() if seeds]
+    ends = [end for end in ends if math.isfinite(end)]
+    (design, _), (other, _) = found[False], found[True]
+    text = f"{design}; real: {other}" if other not in ("", design) else design
+    if text and ends:
+        axes.annotate(text, (max(ends), height), (6, 0), textcoords="offset points", va="center_baseline", fontsize=8)
