@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from benchmarks.finals import figure, plan, real
 from benchmarks.finals.page import write_page
 from benchmarks.finals.runs import KINDS, Outcome, Run
+from benchmarks.lib.style import MARKERS
 
 Results = dict[Run, Outcome]
 
@@ -58,7 +59,7 @@ def drawn(known: Results) -> tuple[list[str], dict[tuple[int, bool], list[float]
     axes = made.axes[0]
     marked: dict[tuple[int, bool], list[tuple[float, float]]] = {}
     for line in axes.lines:
-        if line.get_marker() not in figure.MARKERS:
+        if str(line.get_marker()) not in MARKERS:
             continue
         hollow = line.get_markerfacecolor() == "white"
         for x, y in zip(np.asarray(line.get_xdata()), np.asarray(line.get_ydata()), strict=True):
