@@ -32,24 +32,16 @@ def everything() -> Results:
 
 def expected(known: Results, profile: str, kind: str) -> dict[str, float]:
     """By contender, the mean loss, from the runs themselves; the expert's is the lowest of all designs and rates."""
-    means = {}
-    for run in known:
-        if (run.profile, run.method.endswith("ours")) == (profile, True) and run.method == f"{kind}ours":
-            means[run.settings] = mean(_losses(known, run))
-    designs: dict[str, list[float]] = {}
-    for run in known:
-        if (run.profile, run.method) == (profile, f"{kind}rounds"):
-            designs.setdefault(run.settings.partition(" ")[2], []).append(mean(_losses(known, run)))
+    seeds: dict[tuple[str, str], list[float]] = {}
+    for run, outcome in known.items():
+        if run.profile == profile and outcome.loss is not None:
+            seeds.setdefault((run.method, run.settings), []).append(outcome.loss)
+    ours = {settings: mean(losses) for (method, settings), losses in seeds.items() if method == f"{kind}ours"}
+    rounds = {settings: mean(losses) for (method, settings), losses in seeds.items() if method == f"{kind}rounds"}
     return {
-        "in step": means[plan.ours(plan.BOTH)], "before": means[plan.ours(plan.TODAY)],
-        "DDP": min(designs[""]), "expert": min(map(min, designs.values())),
+        "in step": ours[plan.ours(plan.BOTH)], "before": ours[plan.ours(plan.TODAY)],
+        "DDP": min(loss for settings, loss in rounds.items() if " " not in settings), "expert": min(rounds.values()),
     }  # fmt: skip
-
-
-def _losses(known: Results, like: Run) -> list[float]:
-    """Of every seed of a run."""
-    same = {**vars(like), "seed": None}
-    return [out.loss for run, out in known.items() if {**vars(run), "seed": None} == same and out.loss is not None]
 
 
 def drawn(known: Results) -> tuple[list[str], dict[tuple[int, bool], list[float]]]:
