@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from benchmarks.finals import figure, plan, real
 from benchmarks.finals.page import write_page
 from benchmarks.finals.runs import KINDS, Outcome, Run
+from benchmarks.lib.style import MARKERS
 
 Results = dict[Run, Outcome]
 
@@ -31,24 +32,16 @@ def everything() -> Results:
 
 def expected(known: Results, profile: str, kind: str) -> dict[str, float]:
     """By contender, the mean loss, from the runs themselves; the expert's is the lowest of all designs and rates."""
-    means = {}
-    for run in known:
-        if (run.profile, run.method.endswith("ours")) == (profile, True) and run.method == f"{kind}ours":
-            means[run.settings] = mean(_losses(known, run))
-    designs: dict[str, list[float]] = {}
-    for run in known:
-        if (run.profile, run.method) == (profile, f"{kind}rounds"):
-            designs.setdefault(run.settings.partition(" ")[2], []).append(mean(_losses(known, run)))
+    seeds: dict[tuple[str, str], list[float]] = {}
+    for run, outcome in known.items():
+        if run.profile == profile and outcome.loss is not None:
+            seeds.setdefault((run.method, run.settings), []).append(outcome.loss)
+    ours = {settings: mean(losses) for (method, settings), losses in seeds.items() if method == f"{kind}ours"}
+    rounds = {settings: mean(losses) for (method, settings), losses in seeds.items() if method == f"{kind}rounds"}
     return {
-        "in step": means[plan.ours(plan.BOTH)], "before": means[plan.ours(plan.TODAY)],
-        "DDP": min(designs[""]), "expert": min(map(min, designs.values())),
+        "in step": ours[plan.ours(plan.BOTH)], "before": ours[plan.ours(plan.TODAY)],
+        "DDP": min(loss for settings, loss in rounds.items() if " " not in settings), "expert": min(rounds.values()),
     }  # fmt: skip
-
-
-def _losses(known: Results, like: Run) -> list[float]:
-    """Of every seed of a run."""
-    same = {**vars(like), "seed": None}
-    return [out.loss for run, out in known.items() if {**vars(run), "seed": None} == same and out.loss is not None]
 
 
 def drawn(known: Results) -> tuple[list[str], dict[tuple[int, bool], list[float]]]:
@@ -58,7 +51,7 @@ def drawn(known: Results) -> tuple[list[str], dict[tuple[int, bool], list[float]
     axes = made.axes[0]
     marked: dict[tuple[int, bool], list[tuple[float, float]]] = {}
     for line in axes.lines:
-        if line.get_marker() not in figure.MARKERS:
+        if str(line.get_marker()) not in MARKERS:
             continue
         hollow = line.get_markerfacecolor() == "white"
         for x, y in zip(np.asarray(line.get_xdata()), np.asarray(line.get_ydata()), strict=True):
