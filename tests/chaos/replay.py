@@ -203,7 +203,9 @@ class Replay:
         square = shared["second_moment"] * F(1 / (1 - 0.999**self._age)) + F(count - 1) * (mean * mean)
         step = mean / (np.sqrt(square) + F(1e-8)) + F(self._settings["weight_decay"]) * self.theta
         delta = np.asarray(-F(self._settings["learning_rate"]) * step, F)
-        kappa = F(self._settings["kappa"] * math.sqrt(count))
+        options = dict(option.split("=") for option in self._settings["rule_options"].split())
+        growth, full = float(options.get("growth", 0)), self._settings["kappa"] * math.sqrt(count)
+        kappa = F(1 + (full - 1) * self._age / (self._age + growth) if growth else full)
         ahead = F(1.5 * delay * self._age / (self._age + 1))
         with np.errstate(all="ignore"):
             pi = (kappa * abs(delta) - abs(self.theta - worker.snapshot)) / (abs(delta) + self._epsilon)

@@ -168,7 +168,9 @@ _STEPS = st.lists(st.floats(0.05, 3.0), min_size=3, max_size=12)
 
 
 @settings(max_examples=100, deadline=None)
-@example([[1.0, 2.0, 1.5, 1.0, 1.0, 2.0], [1.0, 1.25, 1.25, 1.75, 1.0, 2.0]], [1.0] * 6, {})  # late by the bound, but for rounding
+@example(
+    [[1.0, 2.0, 1.5, 1.0, 1.0, 2.0], [1.0, 1.25, 1.25, 1.75, 1.0, 2.0]], [1.0] * 6, {}
+)  # late by the bound, but for rounding
 @given(
     st.lists(_STEPS, min_size=1, max_size=6),
     st.lists(st.sampled_from((1.0, 0.5, 1 / 16)), min_size=6, max_size=6),

@@ -35,8 +35,8 @@ FINALS = finals.stored(RESULTS / "versus/finals.json")
 
 
 def behind() -> dict[str, tuple[float, float]]:
-    """By kind of cluster: how far the held-out loss of this server is above that of the best that an expert would build, and that
-    of DDP on all workers above this server's."""
+    """By kind of cluster: the held-out loss of this server less the best that an expert would build, and that of DDP on all
+    workers less this server's."""
     losses, found = Losses(FINALS), {}
     for profile in KINDS:
         where = ("transformer", profile, 8, 200)
@@ -51,8 +51,9 @@ def beside_an_expert() -> str:
     last = sorted(profile for profile, one in expert.items() if one > 0)
     assert last == ["mixed", "pausing"]
     return (
-        f"this server is {expert['mixed']:.3f} and {expert['pausing']:.3f} behind that, about a standard error; in the other eight "
-        f"it is level or ahead: {-expert['equal']:.2f} with equal workers, {-expert['exponential']:.2f} with exponential times"
+        f"this server is {expert['mixed']:.3f} and {expert['pausing']:.3f} behind that, about a standard error; in the other "
+        f"eight it is level or ahead: {-expert['equal']:.2f} with equal workers, {-expert['exponential']:.2f} with exponential "
+        "times"
     )
 
 

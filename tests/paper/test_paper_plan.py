@@ -23,7 +23,7 @@ NOT_THE_SAME: dict[str, Any] = {
     "task": "digits", "rule": "adaptive", "workers": 2, "steps": 5, "seed": 1, "learning_rate": 0.1, "momentum": 0.5,
     "kappa": 2.0, "snapshot": "paper", "batch_size": 32, "local_steps": 4, "rule_options": "a=1", "pi_max": 3.0,
     "step_seconds": 0.1, "setting": "staged", "slowdown": 10.0, "replacements": 3, "spread": 0.5, "batch_variation": 0.9,
-    "turns": "random", "optimizer": "adamw",
+    "turns": "random", "optimizer": "adamw", "reply_wait": 0.15,
 }  # fmt: skip
 
 
