@@ -14,9 +14,10 @@ from matplotlib.lines import Line2D
 
 from benchmarks.finals import plan
 from benchmarks.finals.page import DDP, Losses, standard_error
-from benchmarks.finals.runs import KINDS, Outcome, Run
+from benchmarks.finals.runs import Outcome, Run
 from benchmarks.lib.style import MARKERS, dots, legend, panels, save, styled
 from benchmarks.versus.figure import COLOURS
+from benchmarks.versus.profiles import KINDS
 
 NAME = "finals.png"
 MODEL, WORKERS, ROUNDS = "transformer", 8, 200

@@ -9,9 +9,10 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from benchmarks.finals import plan
-from benchmarks.finals.runs import KINDS, Outcome, Run
+from benchmarks.finals.runs import Outcome, Run
 from benchmarks.lib.page import table
 from benchmarks.lib.results import write
+from benchmarks.versus.profiles import KINDS
 
 Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
 DDP: Mapping[str, str] = {

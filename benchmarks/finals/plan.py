@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import product
 
-from benchmarks.finals.runs import KINDS, Run
+from benchmarks.finals.runs import Run
+from benchmarks.versus.profiles import KINDS
 
 SEEDS = (0, 1, 2)
 SLOW = ("mixed", "straggler", "quarter", "first")  # always slow workers: what an expert does about them

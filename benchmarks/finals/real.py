@@ -13,25 +13,24 @@ from benchmarks.finals import together
 from benchmarks.finals.apart import WARMUP
 from benchmarks.finals.clock import SIZES, Clock
 from benchmarks.finals.page import Losses
-from benchmarks.finals.runs import KINDS, Outcome, Run, limit_of, settings_of, take_policy, take_team
+from benchmarks.finals.runs import Outcome, Run, limit_of, settings_of, take_policy, take_team
 from benchmarks.lib.results import plain
 from benchmarks.versus import outcome
 from benchmarks.versus.measure import raced
 from benchmarks.versus.outcome import thinned
+from benchmarks.versus.profiles import KINDS
 
 OURS, ROUNDS = "real ours", "real rounds"
 _POINTS = 100  # of a stored curve
 
 _RATE = 0.015  # of rounds, if the simulation has not found a better one
-_FIRST = ("equal", "mixed", "exponential", "straggler")
-_LATER = ("noisy", "pausing", "quarter", "first", "spot", "far")
 
 
 def runs(results: Mapping[Run, Outcome]) -> list[Run]:
     """The runs, most valuable first. Rounds have the rate that was best in the simulation of the same cluster."""
     losses = Losses(results)
     found = []
-    for workers, profiles in ((8, _FIRST), (8, _LATER), (4, _FIRST), (16, _FIRST)):
+    for workers, profiles in ((8, simulated.HARD), (8, simulated.OTHERS), (4, simulated.HARD), (16, simulated.HARD)):
         for seed, profile in product(simulated.SEEDS, profiles):
             where = ("transformer", profile, workers, seed, 200)
             found += [Run(*where, OURS, simulated.ours(each)) for each in (simulated.BOTH, simulated.TODAY)]

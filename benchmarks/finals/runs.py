@@ -17,10 +17,9 @@ from benchmarks.finals.clock import OVERHEAD, SIZES, Clock, Policy
 from benchmarks.finals.held_out import Tagger, Trees
 from benchmarks.lib.results import Store, plain
 from benchmarks.versus.models import GOALS, Problem
-from benchmarks.versus.profiles import PROFILES, SIMULATED
+from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.simulated.engine import DIVERGED, Network
 
-KINDS = {**PROFILES, **SIMULATED}
 MODELS: Mapping[str, Callable[[Path | None], Problem]] = {
     **{name: goal.make for name, goal in GOALS.items()},
     "tagger": lambda data: Tagger(),

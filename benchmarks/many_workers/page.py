@@ -29,9 +29,7 @@ from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
 
 
-def write_page(
-    runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, held: rivals.Outcomes, folder: Path
-) -> Path:  # fmt: skip
+def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, held: rivals.Outcomes, folder: Path) -> Path:
     """Writes README.md and its pictures, as far as the runs for them are there. Returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     if all(experiment(spread=spread, against=against) in runs for spread in SPREADS for against in AGAINST):

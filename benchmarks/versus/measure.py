@@ -17,7 +17,7 @@ from benchmarks.lib import machine
 from benchmarks.lib.launch import RunFailed
 from benchmarks.lib.results import Store
 from benchmarks.versus.outcome import Outcome, Run
-from benchmarks.versus.profiles import PROFILES, SIMULATED
+from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.setup import OUTCOME, Setup
 
 UNIT_SECONDS = 0.25
@@ -42,7 +42,7 @@ def raced(run: Run, data: Path | None, limit: float, **more: Any) -> Any:
     """What a race leaves; `more` are further settings of it. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="versus-", dir=_MEMORY if _MEMORY.is_dir() else None) as name:
         files = str(data.resolve()) if data else None
-        unit = UNIT_SECONDS * {**PROFILES, **SIMULATED}[run.profile].unit
+        unit = UNIT_SECONDS * KINDS[run.profile].unit
         Setup(**asdict(run), unit=unit, limit=limit, data=files, folder=name, **more).save()
         command = [sys.executable, "-m", "benchmarks.versus.race", name]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}

@@ -113,3 +113,5 @@ SIMULATED: Mapping[str, Profile] = {
         Profile("pausing", "one gradient in 50 takes 30 units", _same, _pausing),
     )
 }
+
+KINDS: Mapping[str, Profile] = {**PROFILES, **SIMULATED}

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.lib import wire
 from benchmarks.versus.models import GOALS, Problem
-from benchmarks.versus.profiles import PROFILES, SIMULATED, Profile
+from benchmarks.versus.profiles import KINDS, Profile
 
 _FILE = "setup.json"
 OUTCOME = "outcome.json"
@@ -62,7 +62,7 @@ class Setup:
 
     @property
     def kind(self) -> Profile:
-        return {**PROFILES, **SIMULATED}[self.profile]
+        return KINDS[self.profile]
 
     @property
     def optimizer(self) -> str:

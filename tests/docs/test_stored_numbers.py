@@ -18,12 +18,12 @@ from benchmarks.finals import __main__ as whole_trainings
 from benchmarks.finals import plan
 from benchmarks.finals import runs as finals
 from benchmarks.finals.page import DDP, Losses
-from benchmarks.finals.runs import KINDS
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.models.cli import main as models
 from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
 from benchmarks.versus.cli import main as versus
+from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.simulated import __main__ as simulated
 
 ROOT = Path(__file__).parents[2]

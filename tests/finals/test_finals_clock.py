@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from benchmarks.finals.clock import SIZES, Clock, Event, Policy
-from benchmarks.versus.profiles import PROFILES, SIMULATED
+from benchmarks.versus.profiles import KINDS
 
-KINDS = {**PROFILES, **SIMULATED}
 IN_STEP = Policy(smallest=1 / 16, wait=0.15)
 
 

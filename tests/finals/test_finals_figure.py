@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.finals import figure, plan, real
 from benchmarks.finals.page import write_page
-from benchmarks.finals.runs import KINDS, Outcome, Run
+from benchmarks.finals.runs import Outcome, Run
 from benchmarks.lib.style import MARKERS
+from benchmarks.versus.profiles import KINDS
 
 Results = dict[Run, Outcome]
 

@@ -11,7 +11,7 @@ from benchmarks.finals.apart import Rule, cosine
 from benchmarks.finals.clock import SIZES, Clock, Policy
 from benchmarks.finals.held_out import LENGTH, NOBODY, Tagger, Trees
 from benchmarks.finals.runs import Run, limit_of
-from benchmarks.versus.profiles import PROFILES, SIMULATED
+from benchmarks.versus.profiles import KINDS, PROFILES
 from benchmarks.versus.simulated.methods import LookAhead
 
 P = 40
@@ -68,10 +68,10 @@ def test_a_round_takes_as_long_as_those_that_are_waited_for() -> None:
     assert sizes == {5, SIZES}
 
 
-@pytest.mark.parametrize("profile", [name for name in {**PROFILES, **SIMULATED} if name != "spot"])
+@pytest.mark.parametrize("profile", [name for name in KINDS if name != "spot"])
 def test_the_time_of_a_run_is_that_in_which_workers_that_do_not_wait_make_the_gradients(profile: str) -> None:
     limit = limit_of(Run("transformer", profile, 8, 0, 200, "ours", ""))
-    commits = [event for event in Clock({**PROFILES, **SIMULATED}[profile], 8, 0, Policy(), limit).events() if event.size]
+    commits = [event for event in Clock(KINDS[profile], 8, 0, Policy(), limit).events() if event.size]
     assert len(commits) == pytest.approx(1600, rel=0.04)
 
 

@@ -31,7 +31,7 @@ def optimizer_of(kind: str, model: nn.Module, rate: float) -> torch.optim.Optimi
 
 
 def set_rate(optimizer: Any, setup: Setup, steps: int) -> None:
-    """Gives the optimizer the rate of its next step, after so many, if the run has a schedule."""
+    """Sets the learning rate of the next step, if the run has a schedule. `steps` were made before it."""
     if setup.schedule:
         for group in optimizer.param_groups:
             group["lr"] = setup.rate * cosine(steps, setup.schedule)

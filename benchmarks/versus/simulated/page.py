@@ -8,8 +8,9 @@ from statistics import mean
 
 from benchmarks.lib.page import table
 from benchmarks.lib.results import write
+from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.simulated import plan
-from benchmarks.versus.simulated.runs import KINDS, Outcome, Run
+from benchmarks.versus.simulated.runs import Outcome, Run
 
 _FORMS = {"before": "Before, 0.003", "leased": "n = leases, 0.003", "ahead": "Look-ahead, 0.003"}
 

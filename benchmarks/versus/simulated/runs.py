@@ -13,7 +13,7 @@ from gem_api.layout import Vector
 
 from benchmarks.lib.results import Store, plain
 from benchmarks.versus.models import GOALS, Problem
-from benchmarks.versus.profiles import PROFILES, SIMULATED
+from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.simulated import methods
 from benchmarks.versus.simulated.engine import Cluster, Curve
 
@@ -26,7 +26,6 @@ METHODS: Mapping[str, Any] = {
     "paper": methods.PaperGem,
     "dana": methods.DanaAdamW,
 }
-KINDS = {**PROFILES, **SIMULATED}
 WORDS = {"True": True, "False": False}
 
 
