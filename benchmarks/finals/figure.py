@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.finals import plan
-from benchmarks.finals.page import DDP, Losses, standard_error
+from benchmarks.finals.page import Losses, standard_error
 from benchmarks.finals.runs import Outcome, Run
 from benchmarks.lib.style import MARKERS, dots, legend, panels, save, styled
 from benchmarks.versus.figure import COLOURS
@@ -82,8 +82,7 @@ def _shown(losses: Losses, real: bool) -> dict[str, Shown]:
 def _best_design(losses: Losses, profile: str, real: bool) -> tuple[str, list[float]]:
     """The design of DDP with the lowest mean; empty until each that an expert would try there has a result."""
     where, method = (MODEL, profile, WORKERS, ROUNDS), "real rounds" if real else "rounds"
-    teams = plan.teams(profile, WORKERS)
-    found = {name: losses.best(where, method, team)[1] for name, team in DDP.items() if team in teams}
+    found = {name: losses.best(where, method, team)[1] for name, team in plan.designs(profile, WORKERS).items()}
     return min(found.items(), key=lambda one: mean(one[1])) if all(found.values()) else ("", [])
 
 

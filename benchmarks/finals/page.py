@@ -15,27 +15,29 @@ from benchmarks.lib.results import write
 from benchmarks.versus.profiles import KINDS
 
 Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
-DDP: Mapping[str, str] = {
-    "DDP, all": "", "without the slow": "team=fast", "in proportion": "team=proportion", "6 of 8": "team=backup first=6",
-}  # fmt: skip
-
-
-TEAMS = {"": "all", "team=fast": "without the slow", "team=proportion": "in proportion", "team=backup": "with backup workers"}
+_DESIGNS = tuple(dict.fromkeys(name for profile in KINDS for name in plan.designs(profile, 8)))
 
 
 class Losses:
-    """Held-out losses at the end, by what was run, each with its seeds."""
+    """Held-out losses at the end, by what was run, each with its seeds; also the shares of right answers, if there are any."""
 
     def __init__(self, results: Mapping[Run, Outcome]) -> None:
         self._found: dict[Cell, dict[int, float]] = {}
+        self._right: dict[Cell, list[float]] = {}
         for run, outcome in results.items():
             cell = (run.model, run.profile, run.workers, run.rounds, run.method, run.settings)
             self._found.setdefault(cell, {})[run.seed] = math.inf if outcome.loss is None else outcome.loss
+            if outcome.accuracy is not None:
+                self._right.setdefault(cell, []).append(outcome.accuracy)
 
     def of(self, *cell: object) -> list[float]:
         """Of each seed, in order."""
         found = self._found.get(cell, {})
         return [found[seed] for seed in sorted(found)]
+
+    def right(self, *cell: object) -> str:
+        """The mean share of right answers; empty if it is not known."""
+        return f", {100 * mean(self._right[cell]):.1f} %" if cell in self._right else ""
 
     def best(self, where: Cell, method: str, settings: str) -> tuple[str, list[float]]:
         """The rate with the lowest mean, among those with the most seeds, and its losses; empty if there is none."""
@@ -72,31 +74,54 @@ def write_page(results: Mapping[Run, Outcome], folder: Path, picture: str = "") 
     losses = Losses(results)
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
     parts = [_section(losses, *place) for place in places if place[1:] not in plan.WITHOUT.values()]
+    parts.append(_section(losses, "transformer", 8, 200, plan.CONSTANT))
     template = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
     missing = sum(run not in results for run in plan.runs(plan.QUESTIONS))
     page = folder / "finals.md"
     real = "\n\n".join(filter(None, (_real(losses, results, *place) for place in places)))
-    content = {"tables": "\n\n".join(parts), "real": real, "parts": _parts(losses, results)}
+    content = {
+        "tables": "\n\n".join(filter(None, parts)),
+        "apart": _apart(losses),
+        "real": real,
+        "parts": _parts(losses, results),
+    }
     shown = f"![Held-out loss at the end by kind of cluster]({picture})\n\n" if picture else ""
     write(page, template.format(missing=missing, picture=shown, **content))
     return page
 
 
-def _section(losses: Losses, model: str, workers: int, rounds: int) -> str:
-    heads = ["Cluster", "today", "in step", "in step, without the slow", *DDP]
+def _section(losses: Losses, model: str, workers: int, rounds: int, more: str = "") -> str:
+    """The table of a place: of the runs with `more` in their settings, if given."""
+    heads = ["Cluster", "today", "in step", "in step, without the slow", *_DESIGNS]
     rows = []
     for profile in KINDS:
-        where = (model, profile, workers, rounds)
-        cells = [
-            *(_of_this_server(losses, where, settings) for settings in (plan.TODAY, plan.BOTH)),
-            text(_without_the_slow(losses, where)),
-        ]
-        for settings in DDP.values():
-            rate, found = losses.best(where, "rounds", settings)
-            cells.append(text(found, rate))
+        where, designs = (model, profile, workers, rounds), plan.designs(profile, workers)
+        cells = [*(_of_this_server(losses, where, each, more) for each in (plan.TODAY, plan.BOTH))]
+        cells.append("" if more else text(_without_the_slow(losses, where)))
+        for name in _DESIGNS:
+            cells.append(_best(losses, where, "rounds", f"{designs[name]} {more}".strip()) if name in designs else "")
         if any(cells):
             rows.append([profile, *cells])
-    return f"## {model}, {workers} workers, {rounds} rounds\n\n" + table(heads, rows) if rows else ""
+    shown = [column for column in range(len(heads)) if any(row[column] for row in rows)]
+    rows, heads = [[row[column] for column in shown] for row in rows], [heads[column] for column in shown]
+    at = ", constant rate" if more else ""
+    return f"## {model}, {workers} workers, {rounds} rounds{at}\n\n" + table(heads, rows) if rows else ""
+
+
+def _best(losses: Losses, where: Cell, method: str, settings: str) -> str:
+    rate, found = losses.best(where, method, settings)
+    return text(found, rate) + losses.right(*where, method, f"rate={rate} {settings}".strip())
+
+
+def _apart(losses: Losses) -> str:
+    """Others that do not wait in each step, at their best rates, beside this server."""
+    rows = []
+    for profile in plan.THREE:
+        where = ("transformer", profile, 8, 200)
+        cells = [_best(losses, where, method, settings) for method, settings in plan.APART.values()]
+        if any(cells):
+            rows.append([profile, _of_this_server(losses, where, plan.BOTH), *cells])
+    return table(["Cluster", "in step", *plan.APART], rows)
 
 
 def _real(losses: Losses, results: Mapping[Run, Outcome], model: str, workers: int, rounds: int) -> str:
@@ -106,14 +131,13 @@ def _real(losses: Losses, results: Mapping[Run, Outcome], model: str, workers: i
         where = (model, profile, workers, rounds)
         ddp = {run.seed: outcome.loss for run, outcome in results.items() if _is(run, where, "real rounds", "")}
         named = {plan.ours(plan.TODAY): "today", plan.ours(plan.BOTH): "in step"}
-        for method, settings in [("ours", each) for each in named] + [
-            ("rounds", team) for team in plan.teams(profile, workers)
-        ]:
+        designs = {settings: name for name, settings in plan.designs(profile, workers).items()}
+        for method, settings in [*(("ours", each) for each in named), *(("rounds", each) for each in designs)]:
             rate = losses.best(where, f"real {method}", settings)[0] if method == "rounds" else ""
             whole = f"rate={rate} {settings}".strip() if rate else settings
             if found := losses.of(*where, f"real {method}", whole):
                 made = {run: out for run, out in results.items() if _is(run, where, f"real {method}", whole, exact=True)}
-                name = named.get(settings) or f"DDP, {TEAMS[settings.split()[0] if settings else '']}"
+                name = named.get(settings) or designs[settings]
                 simulated = text(losses.of(*where, method, whole))
                 rows.append([profile, name, text(found, rate), simulated, _used(made, results), _sooner(made, ddp)])
     heads = ["Cluster", "", "real", "simulated", "gradients", "DDP's loss at"]
@@ -141,11 +165,10 @@ def _sooner(made: Mapping[Run, Outcome], ddp: Mapping[int, float | None]) -> str
     return f"{100 * mean(reached):.0f} % ({len(reached)} of {len(goals)})" if reached else "not" if goals else ""
 
 
-def _of_this_server(losses: Losses, where: Cell, settings: str) -> str:
-    """At one rate for all clusters; with the tasks that nothing was tuned on at the best of its rates, as the rivals."""
-    if where[0] in plan.UNTUNED:
-        rate, found = losses.best(where, "ours", settings)
-        return text(found, rate)
+def _of_this_server(losses: Losses, where: Cell, settings: str, more: str = "") -> str:
+    """At one rate for all clusters; the best of several, as the rivals, if one has not been chosen for such a training."""
+    if where[0] in plan.OTHER_RATES or more:
+        return _best(losses, where, "ours", f"{settings} {more}".strip())
     return text(losses.of(*where, "ours", plan.ours(settings)))
 
 

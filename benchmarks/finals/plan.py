@@ -18,6 +18,7 @@ SHARES = "smallest=0.0625"
 WAIT = "wait=0.15 until=200"
 BOTH = f"{SHARES} {WAIT} {GROWTH}"
 UNTUNED = ("tagger", "trees")
+OTHER_RATES = (*UNTUNED, "convnet")  # this server takes the best of several rates, as the rivals
 HARD = ("mixed", "equal", "exponential", "straggler")
 
 
@@ -53,9 +54,27 @@ def _rounds(
 
 WITHOUT = {"mixed": (4, 300), "straggler": (7, 222), "quarter": (2, 615), "first": (1, 667)}  # their fast ones, in as long
 OTHERS = tuple(name for name in KINDS if name not in HARD)
+THREE = ("equal", "mixed", "exponential")
 TWO = (0, 1)
 SIX = (0, 1, 2, 3, 4, 5)
 DDP_RATES = (0.01, 0.015, 0.02)
+ALL, FAST, PROPORTION, BACKUP = "DDP, all", "without the slow", "in proportion", "backup workers"
+CONSTANT = "schedule=constant"
+APART = {  # what else trains without waiting in each step, and how
+    "local SGD, 8 steps": ("local", "steps=8"),
+    "DiLoCo, 20 steps": ("local", "steps=20 outer=0.7 momentum=0.9"),
+    "one worker, as many samples": ("rounds", "team=alone"),
+}
+
+
+def designs(profile: str, workers: int) -> dict[str, str]:
+    """What an expert would build for a kind of cluster: the settings, by name."""
+    found = {ALL: ""}
+    if profile in (*SLOW, "far"):
+        found |= {FAST: "team=fast", PROPORTION: "team=proportion"}
+    if profile in ("exponential", "noisy", "pausing"):
+        found[BACKUP] = f"team=backup first={workers * 3 // 4}"
+    return found
 
 
 def _rivals(
@@ -65,20 +84,14 @@ def _rivals(
     model: str = "transformer",
     workers: int = 8,
     rates: Iterable[float] = DDP_RATES,
+    more: str = "",
 ) -> list[Run]:
     """What an expert would build for each kind of cluster, at several rates."""
     found = []
     for profile in profiles:
-        for team in teams(profile, workers):
-            found += _rounds(team, [profile], rates, rounds, seeds, workers, model)
+        for settings in designs(profile, workers).values():
+            found += _rounds(f"{settings} {more}".strip(), [profile], rates, rounds, seeds, workers, model)
     return found
-
-
-def teams(profile: str, workers: int) -> list[str]:
-    """What an expert would build for a kind of cluster."""
-    if profile in (*SLOW, "far"):
-        return ["", "team=proportion", "team=fast"]
-    return ["", f"team=backup first={workers * 3 // 4}"] if profile in ("exponential", "noisy", "pausing") else [""]
 
 
 def _today(profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8) -> list[Run]:
@@ -92,22 +105,40 @@ QUESTIONS: Mapping[str, list[Run]] = {
         run
         for model in UNTUNED
         for run in (
-            *_ours([BOTH, TODAY], ["equal", "mixed", "exponential"], seeds=TWO, model=model, rates=(0.008, 0.016)),
-            *_rivals(["equal", "mixed", "exponential"], 200, TWO, model, rates=(0.015, 0.03)),
+            *_ours([BOTH, TODAY], THREE, seeds=TWO, model=model, rates=(0.008, 0.016)),
+            *_rivals(THREE, 200, TWO, model, rates=(0.015, 0.03)),
         )
     ],
     "many": [
         run
         for workers in (16, 4, 2, 32)
         for run in (
-            *_ours([BOTH], ["equal", "mixed", "exponential"], seeds=TWO, workers=workers),
-            *_today(["equal", "mixed", "exponential"], seeds=TWO, workers=workers),
-            *_rivals(["equal", "mixed", "exponential"], 200, TWO, workers=workers, rates=(0.015, 0.02)),
+            *_ours([BOTH], THREE, seeds=TWO, workers=workers),
+            *_today(THREE, seeds=TWO, workers=workers),
+            *_rivals(THREE, 200, TWO, workers=workers, rates=(0.015, 0.02)),
         )
     ],
     "long": [
         *_ours([BOTH], HARD, 1000, TWO), *_today(HARD, 1000, TWO), *_rivals(HARD, 1000, TWO, rates=(0.01, 0.015)),
         *_ours([f"{SHARES} {GROWTH}", BOTH.replace("200", "0")], ["equal", "mixed"], 1000, TWO),
+    ],
+    "lengths": [
+        *_ours([BOTH], ["equal", "mixed"], 400, TWO), *_today(["equal", "mixed"], 400, TWO),
+        *_rivals(["equal", "mixed"], 400, TWO),
+        *_ours([BOTH], ["equal", "mixed"], 3000, (0,)), *_rivals(["equal", "mixed"], 3000, (0,), rates=(0.01,)),
+    ],
+    "constant": [
+        *_ours([f"{each} {CONSTANT}".strip() for each in (BOTH, TODAY)], THREE, rates=(0.003, 0.006)),
+        *_rivals(THREE, 200, rates=(0.005, 0.01, 0.015), more=CONSTANT),
+    ],
+    "apart": [
+        Run("transformer", profile, 8, seed, 200, method, f"rate={rate} {settings}")
+        for seed, profile, (method, settings), rate in product(TWO, THREE, APART.values(), (0.003, 0.006, 0.01))
+        if profile == "equal" or "alone" not in settings
+    ],
+    "convnet": [
+        *_ours([BOTH, TODAY], THREE, model="convnet", rates=(0.002, 0.004, 0.008)),
+        *_rivals(THREE, 200, model="convnet", rates=(0.004, 0.008, 0.016)),
     ],
     "short": [*_ours([BOTH], ["equal", "mixed"], 50), *_today(["equal", "mixed"], 50), *_rivals(["equal", "mixed"], 50)],
     "without the slow": [

@@ -34,7 +34,7 @@ def runs(results: Mapping[Run, Outcome]) -> list[Run]:
         for seed, profile in product(simulated.SEEDS, profiles):
             where = ("transformer", profile, workers, seed, 200)
             found += [Run(*where, OURS, simulated.ours(each)) for each in (simulated.BOTH, simulated.TODAY)]
-            for team in simulated.teams(profile, workers):
+            for team in simulated.designs(profile, workers).values():
                 rate, _ = losses.best(("transformer", profile, workers, 200), "rounds", team)
                 found.append(Run(*where, ROUNDS, f"rate={rate or _RATE} {team}".strip()))
     return found

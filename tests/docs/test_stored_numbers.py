@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from benchmarks.finals import __main__ as whole_trainings
 from benchmarks.finals import plan
 from benchmarks.finals import runs as finals
-from benchmarks.finals.page import DDP, Losses
+from benchmarks.finals.page import Losses
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.models.cli import main as models
 from benchmarks.unequal_data import __main__ as unequal_data
@@ -41,7 +41,9 @@ def behind() -> dict[str, tuple[float, float]]:
     for profile in KINDS:
         where = ("transformer", profile, 8, 200)
         ours = mean(losses.of(*where, "ours", plan.ours(plan.BOTH)))
-        rivals = {team: mean(each) for team in DDP.values() if (each := losses.best(where, "rounds", team)[1])}
+        rivals = {
+            team: mean(each) for team in plan.designs(profile, 8).values() if (each := losses.best(where, "rounds", team)[1])
+        }
         found[profile] = ours - min(rivals.values()), rivals[""] - ours
     return found
 
