@@ -86,7 +86,7 @@ def _work(address: str, setup: Setup, worker: int, samples: MutableSequence[int]
         pace = Pace(setup, worker, Gate(setup.path).enter(worker))
         while True:
             optimizer.zero_grad()
-            size = max(1, round(session.batch_share * problem.batch_size))
+            size = max(2, round(session.batch_share * problem.batch_size))  # as the SDK does
             loss = problem.loss(model, problem.batch(setup.seed, worker, pace.step, size))
             loss.backward()
             pace.wait(share := size / problem.batch_size)
