@@ -124,21 +124,21 @@ QUESTIONS: Mapping[str, list[Run]] = {
     ],
     "lengths": [
         *_ours([BOTH], ["equal", "mixed"], 400, TWO), *_today(["equal", "mixed"], 400, TWO),
-        *_rivals(["equal", "mixed"], 400, TWO),
+        *_rivals(["equal", "mixed"], 400, TWO, rates=(0.01, 0.015)),
         *_ours([BOTH], ["equal", "mixed"], 3000, (0,)), *_rivals(["equal", "mixed"], 3000, (0,), rates=(0.01,)),
     ],
     "constant": [
-        *_ours([f"{each} {CONSTANT}".strip() for each in (BOTH, TODAY)], THREE, rates=(0.003, 0.006)),
-        *_rivals(THREE, 200, rates=(0.005, 0.01, 0.015), more=CONSTANT),
+        *_ours([f"{each} {CONSTANT}".strip() for each in (BOTH, TODAY)], THREE, seeds=TWO, rates=(0.003, 0.006, 0.009)),
+        *_rivals(THREE, 200, TWO, rates=(0.01, 0.015, 0.02), more=CONSTANT),
     ],
     "apart": [
         Run("transformer", profile, 8, seed, 200, method, f"rate={rate} {settings}")
-        for seed, profile, (method, settings), rate in product(TWO, THREE, APART.values(), (0.003, 0.006, 0.01))
-        if profile == "equal" or "alone" not in settings
+        for seed, profile, (method, settings), rate in product(TWO, THREE, APART.values(), (0.003, 0.006, 0.01, 0.02, 0.04))
+        if (profile == "equal" and rate < 0.02 if "alone" in settings else rate > 0.003)
     ],
     "convnet": [
-        *_ours([BOTH, TODAY], THREE, model="convnet", rates=(0.002, 0.004, 0.008)),
-        *_rivals(THREE, 200, model="convnet", rates=(0.004, 0.008, 0.016)),
+        *_ours([BOTH, TODAY], THREE, seeds=TWO, model="convnet", rates=(0.004, 0.008)),
+        *_rivals(THREE, 200, TWO, model="convnet", rates=(0.008, 0.016)),
     ],
     "short": [*_ours([BOTH], ["equal", "mixed"], 50), *_today(["equal", "mixed"], 50), *_rivals(["equal", "mixed"], 50)],
     "without the slow": [
