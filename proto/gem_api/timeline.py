@@ -1,0 +1,161 @@
+"""The curves of a run over its training time: sampled while it runs, and replayed from its history."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+
+from gem_api.curves import Column, Curves
+
+SAMPLE_SECONDS = 0.25  # between two samples
+_DECAY = 0.98  # about the last 50 values
+_RATE_SECONDS = 5.0  # that commits a second are counted over
+_LONGEST_PAUSE = 60.0  # seconds; a longer time between two commits of a history counts as this: the server was probably down
+_MOST_AWAITED = 10_000.0  # versions; a commit that is further away is not waited for, so that few are remembered
+_SMOOTHED = ("loss", "pi_median", "staleness")
+_MEANS = ("commits_per_second", *_SMOOTHED, "evaluation_loss", "accuracy")
+_HIGHEST = ("version", "workers")
+
+
+class Smoothed:
+    """An exponential moving average, bias-corrected as in Adam. It ignores NaN and infinities.
+
+    Attributes:
+        value: The average; None before the first value. It is close to the plain mean of the first 50 or so values.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._weights = 0.0  # sum of the values' weights: 1 − 0.98ⁿ after n values
+
+    def add(self, value: float) -> None:
+        if math.isfinite(value):
+            self._weights = _DECAY * self._weights + (1 - _DECAY)
+            share = (1 - _DECAY) / self._weights
+            self.value = share * value + (0.0 if self.value is None else (1 - share) * self.value)
+
+
+class Rate:
+    """How fast a counter grows per second, over the last 5 seconds: None in the first second after it has left 0."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def add(self, count: float, now: float) -> None:
+        if not count:
+            return
+        self._seen.append((now, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def value(self) -> float | None:
+        if not self._seen:
+            return None
+        (began, before), (now, count) = self._seen[0], self._seen[-1]
+        return (count - before) / (now - began) if now - began >= 1 else None
+
+
+class Timeline:
+    """The curves of a run over its training time: seconds since its first commit, without times in which it had no server or no
+    workers.
+
+    Args:
+        facts: Columns of a history that are shown too, smoothed.
+
+    Attributes:
+        seconds: The training time so far.
+        begin_version: The first version on the curves; None before it.
+    """
+
+    def __init__(self, facts: Sequence[str] = ()) -> None:
+        self.seconds = 0.0
+        self.begin_version: int | None = None
+        self._means = (*_MEANS, *facts)
+        self._curves = Curves(self._means, _HIGHEST, SAMPLE_SECONDS)
+        self._last: dict[str, float | None] = {}  # the newest sample, without what happens only once
+        # Of a history:
+        self._time = math.nan  # of the last commit, Unix seconds
+        self._version = 0.0  # of that commit
+        self._next = 0.0  # when the next commit counts as a sample
+        self._rate = Rate()
+        self._smoothed = {name: Smoothed() for name in (*_SMOOTHED, *facts)}
+        self._due: dict[str, float] = {}  # by worker at work: the version by which its next commit is due
+        self._dues: list[tuple[float, str]] = []  # the same as a heap, with those that have been overtaken
+
+    def add(self, last: dict[str, float | None], once: Mapping[str, float | None] | None = None) -> None:
+        """Adds a sample: the columns at this time, `version` among them, and what happened `once` since the last sample."""
+        self._last = last
+        self._add([self.seconds], [{**last, **(once or {})}])
+
+    def _add(self, seconds: list[float], samples: list[dict[str, float | None]]) -> None:
+        if self.begin_version is None and samples:
+            self.begin_version = int(samples[0]["version"] or 0)
+        columns = {name: np.array([sample.get(name) for sample in samples], np.float64) for name in (*self._means, *_HIGHEST)}
+        self._curves.add(np.array(seconds), columns)  # None becomes NaN
+
+    def replay(self, columns: Mapping[str, Column], workers: Sequence[str] = ()) -> None:
+        """Adds the next commits of a history, as if they had been sampled when they were made.
+
+        Args:
+            columns: The history's; what a missing one would say is unknown.
+            workers: The worker of each commit. Without them, the number of workers is unknown.
+        """
+        unknown = np.full(len(columns["version"]), np.nan)
+        shown = [columns.get(name, unknown).tolist() for name in ("unix_seconds", "version", *self._smoothed)]
+        staleness = np.nan_to_num(columns.get("staleness", unknown)).clip(0, _MOST_AWAITED)
+        dues = (columns["version"] + 2 * (staleness + 1)).tolist() if workers else []
+        averages = list(self._smoothed.values())
+        seconds, samples = [], []
+        for index, (time, version, *values) in enumerate(zip(*shown, strict=True)):
+            passed, self._time = time - self._time, time
+            self.seconds += min(max(passed, 0.0), _LONGEST_PAUSE) if math.isfinite(passed) else 0.0
+            self._rate.add(version, self.seconds)
+            for average, value in zip(averages, values, strict=True):
+                average.add(value)
+            self._version = version
+            if workers:
+                self._due[workers[index]] = dues[index]
+                heappush(self._dues, (dues[index], workers[index]))
+            if self.seconds >= self._next:
+                self._next = self.seconds + SAMPLE_SECONDS
+                seconds.append(self.seconds)
+                samples.append(self._replayed())
+        self._add(seconds, samples)
+        self._last = self._replayed()
+
+    def _replayed(self) -> dict[str, float | None]:
+        smoothed = {name: average.value for name, average in self._smoothed.items()}
+        return {
+            "version": self._version, "commits_per_second": self._rate.value, "workers": self._at_work() or None, **smoothed,
+        }  # fmt: skip
+
+    def _at_work(self) -> int:
+        """The workers whose next commit may still come: within twice as many versions as their last one took."""
+        while self._dues and self._dues[0][0] < self._version:
+            due, worker = heappop(self._dues)
+            if self._due.get(worker) == due:
+                del self._due[worker]
+        return len(self._due)
+
+    def evaluated(self, version: float, loss: float, accuracy: float | None) -> None:
+        """Adds an evaluation of a version of the history; call it after the last `replay`."""
+        if self.begin_version is not None:
+            at = np.interp([version], self._curves.highest("version"), self._curves.positions())
+            self._curves.add(at, {"evaluation_loss": np.array([loss]), "accuracy": np.array([accuracy], np.float64)})
+
+    def columns(self) -> dict[str, list[float]]:
+        """The curves by name, `seconds` among them, with NaN for what is unknown; the last point is the newest sample. Empty
+        before the first."""
+        if self.begin_version is None:
+            return {}
+        found = {"seconds": [*self._curves.positions().tolist(), self.seconds]}
+        for name in (*self._means, *_HIGHEST):
+            column = self._curves.highest(name) if name in _HIGHEST else self._curves.mean(name)
+            last = self._last.get(name)
+            found[name] = [*column.tolist(), math.nan if last is None else last]
+        return found
