@@ -15,7 +15,8 @@ SAMPLE_SECONDS = 0.25  # between two samples
 _DECAY = 0.98  # about the last 50 values
 _RATE_SECONDS = 5.0  # that commits a second are counted over
 _LONGEST_PAUSE = 60.0  # seconds; a longer time between two commits of a history counts as this: the server was probably down
-_MOST_AWAITED = 10_000.0  # versions; a commit that is further away is not waited for, so that few are remembered
+_ROUNDS = 5  # that a worker's next commit may take and the worker is still at work
+_MOST_AWAITED = 1e4  # staleness that this counts with, so that few commits are remembered
 _SMOOTHED = ("loss", "pi_median", "staleness")
 _MEANS = ("commits_per_second", *_SMOOTHED, "evaluation_loss", "accuracy")
 _HIGHEST = ("version", "workers")
@@ -107,8 +108,7 @@ class Timeline:
         """
         unknown = np.full(len(columns["version"]), np.nan)
         shown = [columns.get(name, unknown).tolist() for name in ("unix_seconds", "version", *self._smoothed)]
-        staleness = np.nan_to_num(columns.get("staleness", unknown)).clip(0, _MOST_AWAITED)
-        dues = (columns["version"] + 2 * (staleness + 1)).tolist() if workers else []
+        dues = _dues(columns["version"], columns.get("staleness", unknown)) if workers else []
         averages = list(self._smoothed.values())
         seconds, samples = [], []
         for index, (time, version, *values) in enumerate(zip(*shown, strict=True)):
@@ -135,7 +135,7 @@ class Timeline:
         }  # fmt: skip
 
     def _at_work(self) -> int:
-        """The workers whose next commit may still come: within twice as many versions as their last one took."""
+        """The number of workers whose last commit is not long ago."""
         while self._dues and self._dues[0][0] < self._version:
             due, worker = heappop(self._dues)
             if self._due.get(worker) == due:
@@ -143,10 +143,15 @@ class Timeline:
         return len(self._due)
 
     def evaluated(self, version: float, loss: float, accuracy: float | None) -> None:
-        """Adds an evaluation of a version of the history; call it after the last `replay`."""
-        if self.begin_version is not None:
+        """Adds an evaluation of a version of the history; call it after the last `replay`, in the order of the versions."""
+        if self.begin_version is None:
+            return
+        found = {"evaluation_loss": loss, "accuracy": accuracy}
+        if version >= self._version:
+            self._last |= found
+        else:
             at = np.interp([version], self._curves.highest("version"), self._curves.positions())
-            self._curves.add(at, {"evaluation_loss": np.array([loss]), "accuracy": np.array([accuracy], np.float64)})
+            self._curves.add(at, {name: np.array([value], np.float64) for name, value in found.items()})
 
     def columns(self) -> dict[str, list[float]]:
         """The curves by name, `seconds` among them, with NaN for what is unknown; the last point is the newest sample. Empty
@@ -159,3 +164,10 @@ class Timeline:
             last = self._last.get(name)
             found[name] = [*column.tolist(), math.nan if last is None else last]
         return found
+
+
+def _dues(version: Column, staleness: Column) -> list[float]:
+    """By commit: the version up to which its worker counts as at work. A slow worker's commits are stale, and far apart."""
+    known = np.nan_to_num(staleness).clip(0, _MOST_AWAITED)
+    dues: list[float] = (version + _ROUNDS * (np.maximum(known, known.mean()) + 1)).tolist()
+    return dues
