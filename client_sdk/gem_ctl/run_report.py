@@ -116,7 +116,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     commits, curves = run.commits, run.commits.timeline.columns()
     accuracies = [accuracy for _, _, accuracy in run.evaluations if accuracy is not None]
     figures = (
-        ("Accuracy", accuracies[-1] if accuracies else None, "{:.2%}"),
+        ("Accuracy", 100 * accuracies[-1] if accuracies else None, "{:.2f} %"),
         ("Held-out loss", run.evaluations[-1][1] if run.evaluations else None, "{:.4f}"),
         ("Training loss", curves["loss"][-1] if curves else None, "{:.4f}"),
         ("Commits", commits.final, "{:,.0f}"),
@@ -149,7 +149,7 @@ def _workers(commits: RecordedCommits) -> list[tuple[str, ...]]:
         name: (
             name,
             f"{totals.commits[number]:,.0f}",
-            f"{totals.commits[number] / max(1, commits.applied):.1%}",
+            f"{100 * totals.commits[number] / max(1, commits.applied):.1f} %",
             f"{totals.staleness[number] / totals.commits[number]:.1f}" if totals.commits[number] else "–",
             *([f"{totals.discarded[number]:,.0f}"] if commits.discarded else []),
             f"{totals.last[number]:,.0f}",

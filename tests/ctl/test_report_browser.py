@@ -53,7 +53,7 @@ def test_it_shows_the_run_and_nothing_scrolls_sideways(width: int, browser: Brow
     show(browser, tmp_path / "run", width)
     text = browser.text()
     for shown in (
-        "Run run", "complete · id 1a2b3c4d", "97.50%", "π at its bounds", "Energies", "w-0", "33.3%", "Settings", "digits",
+        "Run run", "complete · id 1a2b3c4d", "97.50 %", "π at its bounds", "Energies", "w-0", "33.3 %", "Settings", "digits",
         "Versions", "training time, min:s", "π is the factor",
     ):  # fmt: skip
         assert shown in text, f"{shown!r} is missing in:\n{text}"
