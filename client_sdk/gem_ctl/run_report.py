@@ -118,7 +118,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     figures = (
         ("Accuracy", 100 * accuracies[-1] if accuracies else None, "{:.2f} %"),
         ("Held-out loss", run.evaluations[-1][1] if run.evaluations else None, "{:.4f}"),
-        ("Training loss", curves["loss"][-1] if curves else None, "{:.4f}"),
+        ("Training loss", finite(curves["loss"][-1], single=False) if curves else None, "{:.4f}"),
         ("Commits", commits.final, "{:,.0f}"),
         ("Samples", commits.samples or None, "{:,.0f}"),
         ("Commits per second", _ratio(commits.applied, commits.timeline.seconds), "{:,.1f}"),
@@ -128,7 +128,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         ("Median π", commits.mean("pi_median"), "{:.3f}"),
         ("Discarded", commits.discarded or None, "{:,.0f}"),
     )
-    return [(name, template.format(value)) for name, value, template in figures if value is not None and value == value]
+    return [(name, template.format(value)) for name, value, template in figures if value is not None]
 
 
 def _staleness(commits: RecordedCommits) -> str | None:

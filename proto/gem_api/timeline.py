@@ -107,25 +107,32 @@ class Timeline:
             workers: The worker of each commit. Without them, the number of workers is unknown.
         """
         unknown = np.full(len(columns["version"]), np.nan)
-        shown = [columns.get(name, unknown).tolist() for name in ("unix_seconds", "version", *self._smoothed)]
+        times = np.append(self._time, columns.get("unix_seconds", unknown))
+        self._time = float(times[-1])
+        with np.errstate(invalid="ignore"):  # a damaged history may have infinite times
+            passed = np.diff(times)
+        seconds = (self.seconds + np.cumsum(np.where(np.isfinite(passed), passed.clip(0, _LONGEST_PAUSE), 0.0))).tolist()
+        shown = [columns.get(name, unknown).tolist() for name in self._smoothed]
+        versions = columns["version"].tolist()
         dues = _dues(columns["version"], columns.get("staleness", unknown)) if workers else []
-        averages = list(self._smoothed.values())
-        seconds, samples = [], []
-        for index, (time, version, *values) in enumerate(zip(*shown, strict=True)):
-            passed, self._time = time - self._time, time
-            self.seconds += min(max(passed, 0.0), _LONGEST_PAUSE) if math.isfinite(passed) else 0.0
-            self._rate.add(version, self.seconds)
-            for average, value in zip(averages, values, strict=True):
-                average.add(value)
-            self._version = version
-            if workers:
-                self._due[workers[index]] = dues[index]
-                heappush(self._dues, (dues[index], workers[index]))
-            if self.seconds >= self._next:
-                self._next = self.seconds + SAMPLE_SECONDS
-                seconds.append(self.seconds)
+        moments, samples, begin = [], [], 0
+        for at, moment in enumerate(seconds, 1):
+            if moment < self._next and at < len(seconds):
+                continue
+            for average, column in zip(self._smoothed.values(), shown, strict=True):
+                for value in column[begin:at]:
+                    average.add(value)
+            for version, second in zip(versions[begin:at], seconds[begin:at], strict=True):
+                self._rate.add(version, second)
+            for due, worker in zip(dues[begin:at], workers[begin:at], strict=True):
+                self._due[worker] = due
+                heappush(self._dues, (due, worker))
+            self._version, self.seconds, begin = versions[at - 1], moment, at
+            if moment >= self._next:
+                self._next = moment + SAMPLE_SECONDS
+                moments.append(moment)
                 samples.append(self._replayed())
-        self._add(seconds, samples)
+        self._add(moments, samples)
         self._last = self._replayed()
 
     def _replayed(self) -> dict[str, float | None]:
