@@ -51,7 +51,7 @@ $(READY): requirements.lock pyproject.toml
 ADD = $(BIN)/pip install --progress-bar off --disable-pip-version-check --no-deps -r
 
 $(DEV): requirements-dev.lock $(READY)
-	@echo "adding what tests and linters need to $(VENV) (once)"
+	@echo "adding what tests, linters and benchmarks need to $(VENV) (once)"
 	@$(ADD) $< | $(PROGRESS)
 	@touch $@
 
@@ -127,7 +127,7 @@ proto: $(DEV)
 dashboards: $(DEV)
 	@$(BIN)/python deploy/grafana/generate.py
 
-bench: $(READY)
+bench: $(DEV)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 	@$(BIN)/python -m benchmarks.server.sessions $(filter --quick,$(ARGS))
 
@@ -135,13 +135,13 @@ chart: $(DEV)
 	@$(BIN)/python deploy/helm/generate.py
 
 DATA ?=
-paper: $(READY)
+paper: $(DEV)
 	@$(BIN)/python -m benchmarks.paper $(if $(DATA),--data "$(DATA)") $(ARGS)
 
-models: $(READY)
+models: $(DEV)
 	@$(BIN)/python -m benchmarks.models $(if $(DATA),--mnist "$(DATA)") $(ARGS)
 
-versus: $(READY)
+versus: $(DEV)
 	@$(BIN)/python -m benchmarks.versus $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 chaos: $(DEV)

@@ -26,7 +26,6 @@ import structlog
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client.torch import Optimizer
-from gem_ctl.style import BLUE
 from gem_server.config import ServerConfig
 from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
@@ -38,7 +37,7 @@ from torch import Tensor, nn
 from benchmarks.lib.launch import RunFailed
 from benchmarks.lib.results import Store, plain
 from benchmarks.lib.runs import make_missing
-from benchmarks.lib.style import panels, save, styled
+from benchmarks.lib.style import BLUE, panels, save, styled
 
 RESULTS = Path(__file__).parents[1] / "docs/results/tuning"
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 
-from gem_ctl.style import GREY, ORANGE, PALE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -15,7 +14,7 @@ from matplotlib.lines import Line2D
 from benchmarks.finals import plan
 from benchmarks.finals.page import Losses, standard_error
 from benchmarks.finals.runs import Outcome, Run
-from benchmarks.lib.style import MARKERS, dots, legend, panels, save, styled
+from benchmarks.lib.style import GREY, MARKERS, ORANGE, PALE, dots, legend, panels, save, styled
 from benchmarks.versus.figure import COLOURS
 from benchmarks.versus.profiles import KINDS
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from gem_ctl.style import BLUE, COLOURS, GREY, ORANGE, RED, STYLE
 from matplotlib import colormaps, rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -17,12 +16,20 @@ from matplotlib.patches import Patch
 
 Array: TypeAlias = np.ndarray[Any, Any]
 WIDTH = 9.0  # inches, of every figure
+# Colours that people with any colour vision can tell apart, each with a contrast of at least 3:1 on white.
+BLUE, RED, ORANGE, TEAL, VIOLET, GREY = COLOURS = ("#1f4e79", "#c0392b", "#d87d00", "#1a9a9a", "#b45bc9", "#444444")
+PALE = "#6c93ba"  # for what lies behind a blue line
+_STYLE: Any = {
+    "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 9, "xtick.labelsize": 9, "ytick.labelsize": 9,
+    "legend.fontsize": 9, "legend.frameon": False, "lines.linewidth": 1.6, "lines.markersize": 5,
+    "axes.grid": True, "grid.alpha": 0.25, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
+}  # fmt: skip
 RULES = {"GEM": BLUE, "adaptive staleness": ORANGE, "DOWNPOUR": RED}
 BAND = Patch(color=GREY, alpha=0.25, linewidth=0, label="band or bar: lowest to highest seed")
 MARKERS = "osD^vP"
 _DPI = 130
 
-styled = rc_context(STYLE)  # decorates what draws a figure
+styled = rc_context(_STYLE)  # decorates what draws a figure
 
 
 def panels(rows: int, columns: int, title: str, height: float = 3.0, **shared: Any) -> tuple[Figure, list[Axes]]:

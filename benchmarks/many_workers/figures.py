@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from gem_ctl.style import BLUE, GREY, ORANGE, RED, TEAL
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.lib.style import legend, log_scale, panels, shades, styled
+from benchmarks.lib.style import BLUE, GREY, ORANGE, RED, TEAL, legend, log_scale, panels, shades, styled
 from benchmarks.many_workers.runs import AGAINST, SPREADS, Runs, experiment, mean_leap
 from benchmarks.many_workers.stability import gamma_times, stable_below
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP

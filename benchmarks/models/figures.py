@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import fill
 
-from gem_ctl.style import BLUE, GREY, RED
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.lib.page import count
-from benchmarks.lib.style import BAND, dots, legend, marks, panels, save, shades, styled
+from benchmarks.lib.style import BAND, BLUE, GREY, RED, dots, legend, marks, panels, save, shades, styled
 from benchmarks.models.analysis import Summary, by_rate, measured
 from benchmarks.models.plan import SHARED, STEPS, Results, best, case
 from benchmarks.models.runs import METHODS

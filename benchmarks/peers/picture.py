@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gem_ctl.style import BLUE, GREY, ORANGE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from benchmarks.lib.style import legend, panels, save, styled
+from benchmarks.lib.style import BLUE, GREY, ORANGE, legend, panels, save, styled
 from benchmarks.peers.claims import rate
 from benchmarks.peers.results import Cell, Results, Row
 

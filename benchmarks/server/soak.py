@@ -24,14 +24,13 @@ import click
 import numpy as np
 from gem_api.errors import GemError
 from gem_client import Admin, connect
-from gem_ctl.style import PALE, RED
 from gem_worker.launcher.cluster import free_port
 from matplotlib.figure import Figure
 
 from benchmarks.lib.measuring import measurement
 from benchmarks.lib.processes import server
 from benchmarks.lib.results import write_json
-from benchmarks.lib.style import legend, panels, save, styled
+from benchmarks.lib.style import PALE, RED, legend, panels, save, styled
 
 PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions in each
 MAX_COMMITS = 600  # commits of one session before it leaves and returns under the same name

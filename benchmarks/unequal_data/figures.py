@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gem_ctl.style import BLUE, GREY
 from matplotlib.figure import Figure
 
-from benchmarks.lib.style import BAND, dots, legend, panels, styled
+from benchmarks.lib.style import BAND, BLUE, GREY, dots, legend, panels, styled
 from benchmarks.paper.statistics import columns, spread
 from benchmarks.unequal_data.runs import METHODS, RARE, SLOWER, WORKERS, Case, Outcome, reported
 

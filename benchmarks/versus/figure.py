@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gem_ctl.style import BLUE, GREY, ORANGE, TEAL, VIOLET
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from benchmarks.lib.style import legend, panels, save, styled
+from benchmarks.lib.style import BLUE, GREY, ORANGE, TEAL, VIOLET, legend, panels, save, styled
 from benchmarks.versus.analysis import Cell, cell, fast_alone, tuned
 from benchmarks.versus.contenders import contenders
 from benchmarks.versus.models import GOALS

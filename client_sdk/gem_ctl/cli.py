@@ -14,7 +14,6 @@ from typing import Any, cast
 import click
 from gem_api import __version__
 from gem_api.process.addresses import DEFAULT_PORT
-from gem_api.process.extras import install
 from gem_api.process.lifetime import interruptible, print_stacks_on_signal
 from gem_api.process.logs import print_error
 from gem_api.process.message_json import as_dict
@@ -41,6 +40,7 @@ from gem_ctl.columns import terminal_width
 from gem_ctl.doctor import doctor
 from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_ctl.planning.command import plan_run
+from gem_ctl.run_report import is_page, report_on
 from gem_ctl.track.follow import Follower
 from gem_ctl.track.tracker import TRACKERS, TrackerError, open_tracker
 from gem_ctl.watch import Interrupts, Watch, show
@@ -329,12 +329,12 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
     say("tracking ended; the run goes on" if outcome is None else f"the run is over: {outcome}")
 
 
-@main.command(short_help="Writes a report of a run: one HTML page with plots.")
+@main.command(short_help="Writes a report of a run: one HTML page with its curves.")
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
 @click.pass_obj
 def report(target: Target, run: Path | None, out: Path | None) -> None:
-    """Writes a report of a run to OUT: one self-contained HTML page with plots and settings. The server need not be running.
+    """Writes a report of a run to OUT: one self-contained HTML page with curves and settings. The server need not be running.
 
     RUN is the folder of a run of gem-train, or the file that gem-server --history writes, or the folder with that file. The
     default is the newest run in the folder --runs. Grafana's dashboards show what Prometheus has of a run.
@@ -347,12 +347,6 @@ def report(target: Target, run: Path | None, out: Path | None) -> None:
       gem-ctl report runs/20260131-1200-digits    one run
       gem-ctl report commits.csv report.html      a history of gem-server
     """
-    try:
-        from gem_ctl.run_report import is_page, report_on
-    except ImportError as error:
-        raise click.ClickException(
-            f"reports need Matplotlib: {install('report')}, or use the workers' image ({error})"
-        ) from error
     if run is not None and out is None and is_page(run):
         run, out = None, run
     folder = run or newest_run(target.runs)

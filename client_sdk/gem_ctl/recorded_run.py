@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gem_api.history import HistoryError, read_history
+from gem_api.history import HistoryError
 from gem_api.process.regular_file import MAX_BYTES, read_regular
 
-from gem_ctl.curves import COLUMNS, RunCurves
+from gem_ctl.recorded_commits import RecordedCommits, read_commits
 
 COMMITS = "commits.csv"
 _MAX_NUMBER = 1e100  # of an evaluation; a higher one comes from a damaged file
@@ -24,7 +24,7 @@ class RecordedRun:
         name: The run's name; empty if the files do not tell.
         source: What the name leaves open: the run's id, or the name of the history's file.
         outcome: How it ended or that it is in progress; empty if the files do not tell.
-        curves: Its commits.
+        commits: Its commits.
         evaluations: Its evaluations on held-out data: version, loss and accuracy (0 to 1, or None).
         options: The launcher's options and the run's hyper-parameters.
         versions: The versions of the software.
@@ -35,7 +35,7 @@ class RecordedRun:
     name: str
     source: str
     outcome: str
-    curves: RunCurves
+    commits: RecordedCommits
     evaluations: list[tuple[float, float, float | None]] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -43,43 +43,32 @@ class RecordedRun:
     notes: list[str] = field(default_factory=list)
 
 
-def read_curves(commits: Path) -> RunCurves:
-    """Reads a history file. Raises HistoryError if it is damaged throughout, OSError if it can't be read."""
-    curves = RunCurves()
-    for piece in read_history(commits, COLUMNS):
-        curves.add_piece(piece)
-    if curves.damaged and curves.first is None:
-        raise HistoryError(f"{commits} is damaged: none of its {curves.damaged} lines is a line of a history")
-    curves.end_of_history()
-    return curves
-
-
-def read_run(path: Path, *, in_progress: bool, curves: RunCurves | None = None) -> RecordedRun:
+def read_run(path: Path, *, in_progress: bool, commits: RecordedCommits | None = None) -> RecordedRun:
     """Reads the folder of a run, or a history file alone.
 
     Args:
         path: A folder of gem-train, or a file that `gem-server --history` writes, or the folder with that file.
         in_progress: Whether the run goes on, so that a summary from before it was resumed is out of date.
-        curves: The commits, if they have been read already.
+        commits: Its commits, if they have been read already.
 
     Raises:
         HistoryError: There is no history, or it is damaged throughout.
         OSError: The history can't be read.
     """
-    commits = history_file(path)
-    curves = curves or read_curves(commits)
-    launched = any((commits.parent / name).exists() for name in ("run.json", "summary.json"))
-    run = RecordedRun(commits.resolve().parent.name if launched else "", "" if launched else commits.name, "", curves)
+    history = history_file(path)
+    commits = commits or read_commits(history)
+    launched = any((history.parent / name).exists() for name in ("run.json", "summary.json"))
+    run = RecordedRun(history.resolve().parent.name if launched else "", "" if launched else history.name, "", commits)
     if path.is_dir():
         _read_launcher_files(run, path, in_progress)
-    if curves.damaged:
-        run.notes.append(f"{curves.damaged:,} damaged lines of {commits.name} are left out.")
-    if curves.nonfinite_losses:
-        run.notes.append(f"The loss of {curves.nonfinite_losses:,} commits was NaN or infinite; the plots leave it out.")
-    if curves.first is None:
+    if commits.damaged:
+        run.notes.append(f"{commits.damaged:,} damaged lines of {history.name} are left out.")
+    if commits.nonfinite_losses:
+        run.notes.append(f"The loss of {commits.nonfinite_losses:,} commits was NaN or infinite; the curves leave it out.")
+    if commits.first is None:
         run.notes.append("No commit has been applied.")
-    elif curves.first > 1:
-        run.notes.append(f"The history begins at version {curves.first:,.0f}: earlier commits are not in the file.")
+    elif commits.first > 1:
+        run.notes.append(f"The history begins at version {commits.first:,.0f}: earlier commits are not in the file.")
     return run
 
 
@@ -135,5 +124,5 @@ def _read_json(run: RecordedRun, path: Path, kind: type) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that a plot can show: Matplotlib subtracts the limits of its axes, and multiplies the result."""
+    """Whether it is a number that a curve can show."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER

@@ -70,20 +70,6 @@ class Curves:
         values = self._highest[name][self.filled()]
         return np.where(np.isfinite(values), values, np.nan)
 
-    def total_mean(self, name: str) -> float | None:
-        """The mean of a column over all values; None without a finite number."""
-        known = self._known[name].sum()
-        return float(self._sums[name].sum() / known) if known else None
-
-    def smoothed(self, name: str, span: float) -> Column:
-        """The mean of a column over each bin and the bins before it, which together are about `span` wide."""
-        filled, window = self.filled(), self.window(span)
-        return _ratio(*(trailing(values[name][filled], window).sum(1) for values in (self._sums, self._known)))
-
-    def window(self, span: float) -> int:
-        """The number of bins, at least 1, that together are about `span` wide."""
-        return max(1, round(span / self.width))
-
     def filled(self) -> Indices:
         """The numbers of the bins that have a value."""
         return np.asarray(np.flatnonzero(self._known["position"]))
@@ -99,11 +85,6 @@ class Curves:
                 sums[:] = np.append(sums.reshape(-1, 2).sum(1), np.zeros(BINS // 2))
             for highest in self._highest.values():
                 highest[:] = np.append(highest.reshape(-1, 2).max(1), np.full(BINS // 2, -np.inf))
-
-
-def trailing(values: Column, window: int, fill: float = 0.0) -> Column:
-    """Each value and the `window` - 1 before it, shape (values, window). `fill` stands before the first."""
-    return np.lib.stride_tricks.sliding_window_view(np.append(np.full(window, fill), values), window)[1:]
 
 
 def _ratio(sums: Column, counts: Column) -> Column:

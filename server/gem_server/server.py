@@ -19,6 +19,7 @@ from gem_api.process.files import advice
 from gem_api.process.kernel_network import kernel_settings
 from gem_api.process.lifetime import ending_signals
 from gem_api.process.logs import Logger
+from gem_api.timeline import SAMPLE_SECONDS
 
 from gem_server.background import new_thread, start_chore
 from gem_server.config import ServerConfig, StartError
@@ -26,7 +27,6 @@ from gem_server.durability import recovery
 from gem_server.rules import is_users, where_raised
 from gem_server.security.exposure import what_is_open
 from gem_server.telemetry.health import BEAT_SECONDS
-from gem_server.telemetry.timeline import SAMPLE_SECONDS
 from gem_server.warm_up import warm_up
 from gem_server.wiring import Parts
 

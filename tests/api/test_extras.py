@@ -33,10 +33,3 @@ def test_without_pytorch_the_sdks_module_for_it_names_the_extra() -> None:
     done = without("torch", "import gem_client.torch")
     last = done.stderr.splitlines()[-1]
     assert last == 'ModuleNotFoundError: gem_client.torch needs PyTorch: pip install ".[torch]" in a clone of this project'
-
-
-@pytest.mark.long
-def test_without_matplotlib_gem_train_starts() -> None:
-    """The plot is an extra of its own: at the end of a run the summary says how to get it."""
-    done = without("matplotlib", "import gem_worker.launcher.launch")
-    assert done.returncode == 0, done.stderr

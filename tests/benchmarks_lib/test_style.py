@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gem_ctl.style
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -15,7 +14,7 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 from benchmarks.figures import DOCS, FIGURES
-from benchmarks.lib.style import WIDTH, legend, panels, shades, styled
+from benchmarks.lib.style import COLOURS, PALE, WIDTH, legend, panels, shades, styled
 
 ON_WHITE, TEXT_ON_WHITE = 3.0, 4.5  # the contrasts that WCAG 2.1 asks for
 MAX_LINES = 6  # in a panel
@@ -55,7 +54,7 @@ def hides(own: Legend, axes: Axes) -> bool:
 
 
 def test_every_colour_stands_out_from_white() -> None:
-    colours = [*gem_ctl.style.COLOURS, gem_ctl.style.PALE, *(colour for count in range(1, 7) for colour in shades(count))]
+    colours = [*COLOURS, PALE, *(colour for count in range(1, 7) for colour in shades(count))]
     assert [colour for colour in colours if contrast(colour) < ON_WHITE] == []
     assert (contrast("black"), contrast("white")) == (21, 1)
 

@@ -1,19 +1,15 @@
-"""Histories as a server writes them, and a report's page, parsed and as a text."""
+"""Histories as a server writes them, and what a report shows, as a text."""
 
 from __future__ import annotations
 
-import html
 import json
-import re
-from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from gem_api import __version__
 from gem_api.history import COLUMNS
 from gem_ctl.recorded_run import read_run
-from gem_ctl.run_report import page
+from gem_ctl.run_report import shown
 
 BEGIN = 1_700_000_000.0  # Unix seconds
 _LOCAL = {
@@ -65,64 +61,20 @@ def write_json(folder: Path, **files: Any) -> None:
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-class Parsed(HTMLParser):
-    """A page's elements, and the texts in their order, each with the elements that it is in."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.texts: list[tuple[tuple[str, ...], str]] = []
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self._open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag != "meta":
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open, f"</{tag}> ends nothing"
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((tuple(self._open), data))
-
-    def of(self, tag: str) -> list[str]:
-        """The texts directly within elements of a kind."""
-        return [text for within, text in self.texts if within[-1:] == (tag,)]
+def shown_of(path: Path) -> dict[str, Any]:
+    """What the report of a run that is over shows."""
+    return shown(read_run(path, in_progress=False), BEGIN)
 
 
-def parsed(path: Path) -> Parsed:
-    return Parsed(page(read_run(path, in_progress=False), BEGIN))
-
-
-def as_text(path: Path, now: float = BEGIN) -> str:
-    """What a report shows, line by line. Of a plot it has the names and the axis; the numbers are Matplotlib's choice."""
-    text = page(read_run(path, in_progress=False), now).partition("<body>")[2]
-    text = re.sub(r"<svg.*?</svg>", lambda svg: f"<p>[plot: {', '.join(_words(svg[0]))}]</p>", text, flags=re.DOTALL)
-    for pattern, shown in _SHOWN.items():
-        text = re.sub(pattern, shown, text, flags=re.DOTALL)
-    text = html.unescape(re.sub(r"<[^>]*>", "", text))
-    return re.sub(r"\n\s*\n+", "\n", text).strip().replace(f"gem-ps {__version__}.", "gem-ps VERSION.") + "\n"
-
-
-def _words(svg: str) -> list[str]:
-    """The texts of a plot that have a letter."""
-    return [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg) if re.search(r"[^\W\d_]", text)]
-
-
-_SHOWN: dict[str, str | Callable[[re.Match[str]], str]] = {
-    r"<script>.*?</script>": "",
-    r"<b[^>]*>(.*?)</b>(.*?)</div>": r"\n[\2: \1]",
-    r'<i class="(\w+)"></i>(.*?)</span>': r"\n(\2: colour \1)",
-    r"</dt><dd>": ": ",
-    r"</t[dh]><t[dh][^>]*>": " | ",
-    r"<h([123])[^>]*>": lambda found: "\n" + "#" * int(found[1]) + " ",
-    r"<li[^>]*>": "\n! ",
-    r"<(p|tr|div)[ >]": lambda found: f"\n{found[0]}",
-}  # a tag, and what stands for it
+def as_text(path: Path) -> str:
+    """The same, line by line; of a curve the number of its points, and the first and the last one."""
+    report = shown_of(path)
+    lines = [f"# Run {report['name']}", report["outcome"], *(f"! {note}" for note in report["notes"])]
+    lines += [f"{name}: {value}" for name, value in report["facts"]]
+    for name, column in report["curves"].items():
+        known = [value for value in column if value is not None]
+        lines += [f"[{name}: {len(known)} points, {known[0]:g} to {known[-1]:g}]"] if known else []
+    lines += [" | ".join(row) for row in (report["columns"], *report["workers"]) if report["workers"]]
+    for heading, rows in report["lists"].items():
+        lines += [f"## {heading}", *(f"{name}: {value}" for name, value in rows)] if rows else []
+    return "\n".join([*lines, report["written"].replace(f"gem-ps {__version__}.", "gem-ps VERSION.")]) + "\n"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ctl.report_pages import BEGIN, complete_run, history, line
+from ctl.report_pages import BEGIN, complete_run, history, line, write_json
 from gem_ctl.recorded_run import read_run
 from gem_ctl.run_report import page
 from telemetry.browser import BROWSER, NAMES, Browser
@@ -16,6 +17,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 WIDE, PHONE = 1280, 390
+HOSTILE = '</script><img src=x onerror="document.title=1">'
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +27,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser.close()
 
 
-def show(browser: Browser, folder: Path, width: int = WIDE, dark: bool = False) -> None:
-    path = folder / "shown.html"
+def show(browser: Browser, folder: Path, width: int = WIDE, dark: bool = False, media: str = "") -> None:
+    path = (folder if folder.is_dir() else folder.parent) / "shown.html"
     path.write_text(page(read_run(folder, in_progress=False), BEGIN), encoding="utf-8")
     browser.errors.clear()
-    browser.open(path.as_uri(), width, dark=dark)
+    browser.open(path.as_uri(), width, dark=dark, media=media)
     browser.until(f"location.href === '{path.as_uri()}' && document.readyState === 'complete'")
 
 
@@ -41,60 +43,66 @@ def long_names(folder: Path) -> Path:
     return folder
 
 
-def pointed(browser: Browser, plot: int, share: float) -> str:
-    """What the page shows when the pointer is over the nth plot, at this share of its width."""
-    svg, at = f"document.querySelectorAll('svg')[{plot}]", f"box.left + box.width * {share}"
-    moved = f"new PointerEvent('pointermove', {{ clientX: {at}, clientY: box.top + 9 }})"
-    browser.look(f"{{ const svg = {svg}, box = svg.getBoundingClientRect(); svg.dispatchEvent({moved}) }}")
-    shown = browser.look("document.querySelector('.tip').innerText")
-    browser.look(f"{svg}.dispatchEvent(new PointerEvent('pointerleave'))")
-    assert browser.look("document.querySelectorAll('.tip, .cross').length") == 0
-    return str(shown)
-
-
 @pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_nothing_but_the_table_scrolls_sideways(width: int, browser: Browser, tmp_path: Path) -> None:
+def test_it_shows_the_run_and_nothing_scrolls_sideways(width: int, browser: Browser, tmp_path: Path) -> None:
     for folder in (complete_run(tmp_path / "run"), long_names(tmp_path / "long")):
         show(browser, folder, width)
         assert browser.look("document.documentElement.scrollWidth") == width
-        checked = "[...document.querySelectorAll('main *')].filter(one => !one.closest('.wide, svg'))"
-        over = f"{checked}.filter(one => one.getBoundingClientRect().right > innerWidth)"
-        assert browser.look(f"{over}.map(one => one.className)") == []
+        assert browser.look("[...document.querySelectorAll('td, th')].filter(one => one.scrollWidth > one.clientWidth)") == []
         assert browser.errors == []
+    show(browser, tmp_path / "run", width)
+    text = browser.text()
+    for shown in (
+        "Run run", "complete · id 1a2b3c4d", "97.50 %", "π at its bounds", "Energies", "w-0", "33.3 %", "Settings", "digits",
+        "Versions", "training time, min:s", "π is the factor",
+    ):  # fmt: skip
+        assert shown in text, f"{shown!r} is missing in:\n{text}"
+    assert browser.look("[...document.querySelectorAll('.live, #notice')].some(one => one.checkVisibility())") is False
+    assert browser.look("document.querySelectorAll('#charts svg').length") == 8
+    assert browser.look("document.title") == "run run · GEM"
 
 
-def test_panels_of_a_row_are_aligned_and_their_plots_have_the_same_axes(browser: Browser, tmp_path: Path) -> None:
+def test_a_name_or_a_setting_is_text(browser: Browser, tmp_path: Path) -> None:
+    folder = complete_run(tmp_path / "run")
+    history(folder / "commits.csv", [line(1, HOSTILE)])
+    write_json(folder, run={"task": HOSTILE}, summary={"outcome": HOSTILE, "versions": {"gem-ps": HOSTILE}})
+    show(browser, folder)
+    assert browser.text().count(HOSTILE) == 4
+    assert browser.look("document.images.length") == 0
+    assert (browser.errors, browser.look("document.title")) == ([], "run run · GEM")
+
+
+def test_a_run_without_commits_says_so_and_draws_nothing(browser: Browser, tmp_path: Path) -> None:
+    show(browser, history(tmp_path / "none.csv", []))
+    assert "No commit has been applied." in browser.text()
+    assert browser.look("document.querySelectorAll('#charts svg, #workers td').length") == 0
+    assert browser.errors == []
+
+
+def test_it_is_dark_if_the_reader_prefers_dark_but_not_on_paper(browser: Browser, tmp_path: Path) -> None:
+    folder = complete_run(tmp_path / "run")
+
+    def ink(**how: Any) -> Any:
+        show(browser, folder, **how)
+        return browser.look("['.one', '.grid', 'svg text'].map(name => getComputedStyle(document.querySelector(name)).stroke)")
+
+    light, dark = ink(), ink(dark=True)
+    assert light != dark
+    assert ink(dark=True, media="print") == light
+
+
+def test_its_curves_show_their_values_under_the_pointer(browser: Browser, tmp_path: Path) -> None:
     show(browser, complete_run(tmp_path / "run"))
-    for what in ("svg", ".panel"):
-        boxes = browser.look(f"[...document.querySelectorAll('{what}')].map(one => one.getBoundingClientRect().toJSON())")
-        rows = {(round(box["top"]), round(box["height"])) for box in boxes}
-        assert len(boxes) == 9
-        assert (len(rows), len({round(box["left"]) for box in boxes})) == (3, 3)
-    assert len(set(browser.look("[...document.querySelectorAll('clipPath rect')].map(one => one.outerHTML)"))) == 1
+    box = "CHARTS[1].svg.getBoundingClientRect()"
 
+    def values(share: float) -> Any:
+        at = f"clientX: {box}.left + LEFT + {share} * ({box}.width - LEFT - RIGHT), clientY: {box}.top + 9"
+        browser.look(f"CHARTS[1].svg.dispatchEvent(new PointerEvent('pointermove', {{ {at} }}))")
+        return browser.look("[...document.querySelectorAll('figcaption')].map(one => one.querySelector('b').textContent)")
 
-def test_the_text_of_a_plot_is_large_enough_on_a_phone(browser: Browser, tmp_path: Path) -> None:
-    show(browser, complete_run(tmp_path / "run"), PHONE)
-    size = "parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a"
-    assert min(browser.look(f"[...document.querySelectorAll('svg text')].map(text => {size})")) > 10
-
-
-def test_it_is_dark_if_the_reader_prefers_dark(browser: Browser, tmp_path: Path) -> None:
-    folder, found = complete_run(tmp_path / "run"), []
-    colours = (
-        "['.plot path[style*=\"--one\"]', '.plot text', 'body'].map(name => getComputedStyle(document.querySelector(name)))"
-    )
-    for dark in (False, True):
-        show(browser, folder, dark=dark)
-        found.append(browser.look(f"(([line, text, body]) => [line.stroke, text.fill, body.backgroundColor])({colours})"))
-    assert found[0][2] == "rgb(244, 246, 248)"
-    assert not set(found[0]) & set(found[1])
-
-
-def test_a_plot_shows_its_values_under_the_pointer(browser: Browser, tmp_path: Path) -> None:
-    show(browser, complete_run(tmp_path / "run"))
-    assert pointed(browser, 1, 0.95) == "commits applied: 300\naccuracy: 97.5 %"
-    assert pointed(browser, 1, 0.2) == "commits applied: 100\naccuracy: 80 %"
-    assert pointed(browser, 0, 0.97).startswith("commits applied: 300\ntraining: 0.00")
-    assert pointed(browser, 8, 0.95) == "staleness: 2\nshare: 99.3 %"
+    assert values(0.5)[1] == "80.00 %"
+    assert values(1)[1] == "97.50 %"
+    assert values(0.05)[1] == "–"
+    assert browser.look("document.querySelectorAll('.cross').length") == 8
+    assert browser.look("document.querySelector('figcaption .quiet').textContent") == "smoothedheld-out –"
     assert browser.errors == []

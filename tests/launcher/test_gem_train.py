@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 def test_a_run_ends_complete_and_says_where_its_results_are(finished: Launcher) -> None:
     assert finished.process.returncode == 0, finished.output
     assert "complete after" in finished.output
-    for name in ("report.html", "report.png", "summary.json", "model.safetensors"):
+    for name in ("report.html", "summary.json", "model.safetensors"):
         assert str(finished.folder / name) in finished.output
     assert "Traceback" not in finished.output
     assert_every_sample_accounted_for(finished.folder, epochs=8)

@@ -13,7 +13,6 @@ from gem_client import Admin
 from gem_ctl.local_runs import find_runs
 from kit.server import wait_until
 from launcher.train_helpers import PATIENCE, Launch, assert_every_sample_accounted_for, last_state, read_json
-from matplotlib import image
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -73,8 +72,7 @@ def test_ctrl_c_ends_a_run_without_limit_and_it_can_be_resumed_with_other_settin
     assert before["ledger"]["held"] == []
     summary = read_json(run / "summary.json")
     assert (summary["outcome"], summary["commits"]) == ("stopped", before["version"])
-    assert image.imread(run / "report.png")[..., :3].std() > 0.01
-    assert ">stopped: gem-train --resume continues it · " in (run / "report.html").read_text(encoding="utf-8")
+    assert '"outcome":"stopped: gem-train --resume continues it ' in (run / "report.html").read_text(encoding="utf-8")
 
     resumed = launch("--resume", str(run), "--epochs", "25", "--learning-rate", "0.04")
     assert resumed.wait() == 0, resumed.output

@@ -16,8 +16,8 @@ from gem_api.history import read_history
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
-from gem_ctl import recorded_run
-from gem_ctl.recorded_run import read_curves
+from gem_ctl import recorded_commits
+from gem_ctl.recorded_commits import read_commits
 from gem_worker.launcher import launch
 from gem_worker.launcher.brought import table
 from gem_worker.launcher.cluster import Cluster, Process
@@ -45,7 +45,7 @@ def monitor(tmp_path: Path) -> Iterator[RunMonitor]:
 def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(monitor: RunMonitor, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.commits.write_text("version,worker,discarded,staleness,samples,pi_median\n1,a,0,0,64,\n1,b,1,9,64,\n2,a,0,1,32,\n")
-    summary = monitor._summary("complete", read_curves(folder.commits), None, 1.0)
+    summary = monitor._summary("complete", read_commits(folder.commits), None, 1.0)
     assert summary["samples"] == 64 + 32
 
 
@@ -55,7 +55,7 @@ def test_the_summary_and_the_closing_lines_tell_what_each_worker_brought(monitor
     known = pb.WorkerStatus(name="b", transport="tcp", batch_share=0.25, pace_seconds=2, waited_seconds=1.5)
     monitor._saw(pb.GetStatusResponse(workers=[known]))
     monitor._saw(pb.GetStatusResponse())  # it has left
-    each = monitor._summary("complete", read_curves(folder.commits), None, 1.0)["brought"]
+    each = monitor._summary("complete", read_commits(folder.commits), None, 1.0)["brought"]
     nothing = {"share": None, "pace_seconds": None, "waited_seconds": None}
     assert each == {
         "a": {"commits": 2, "batches": 2, **nothing},
@@ -86,10 +86,9 @@ def test_the_history_is_read_once_and_damaged_lines_are_said(
         opened.append(path)
         return read_history(path, *arguments)
 
-    monkeypatch.setattr(recorded_run, "read_history", read)
+    monkeypatch.setattr(recorded_commits, "read_history", read)
     monitor.end_early("stopped")
     assert opened == [folder.commits]
-    assert folder.plot.exists()
     assert "1 damaged lines of commits.csv are left out." in (tmp_path / "report.html").read_text()
     summary = json.loads(folder.summary.read_text())
     assert (summary["commits"], summary["samples"], summary["staleness_mean"], summary["staleness_p95"]) == (100, 6400, 1.5, 3)
@@ -181,7 +180,7 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     has ended."""
     lasts, shards, ended = request.param
     monkeypatch.setattr(launch, "ignore_signals", lambda: None)
-    monkeypatch.setattr(RunMonitor, "_pictures", lambda *_: {})
+    monkeypatch.setattr(RunMonitor, "_write_report", lambda *_: "")
     folder, settings = RunFolder(tmp_path), Hyperparameters(batch_size=5, shard_size=5, epochs=1)
     with serving(config(settings, history=folder.commits)) as live:
         with connect(live.address) as session:

@@ -54,12 +54,12 @@ class Browser:
         for domain in ("Page", "Runtime", "Log"):
             self._ask(f"{domain}.enable")
 
-    def open(self, url: str, width: int, height: int = 900, dark: bool = False) -> None:
-        """Opens a page on a screen of that width; below 600 px on a phone."""
+    def open(self, url: str, width: int, height: int = 900, dark: bool = False, media: str = "") -> None:
+        """Opens a page on a screen of that width, below 600 px on a phone; or as if it was printed, with `media` "print"."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._ask("Emulation.setDeviceMetricsOverride", **screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._ask("Emulation.setEmulatedMedia", features=[scheme])
+        self._ask("Emulation.setEmulatedMedia", media=media, features=[scheme])
         self._ask("Page.navigate", url=url)
 
     def look(self, script: str) -> Any:

@@ -255,7 +255,7 @@ def test_a_damaged_line_costs_that_line_alone_and_the_file_is_kept_as_it_was(pat
     assert path.read_bytes() == b"".join(lines)
     assert path.with_suffix(".csv.old").read_bytes() == content
     assert reasons(log, "warning") == ["2 of its lines can't be read"]
-    assert history.earlier.message().version[-1] == 3
+    assert history.earlier.columns()["version"][-1] == 3
 
 
 @pytest.mark.long
@@ -272,7 +272,7 @@ def test_a_long_history_is_taken_over_in_little_memory(path: Path) -> None:
     finally:
         tracemalloc.stop()
     history.close()
-    assert (path.stat().st_size, history.earlier.message().version[-1]) == (size, count)
+    assert (path.stat().st_size, history.earlier.columns()["version"][-1]) == (size, count)
     assert peak < 20e6, f"{peak / 1e6:.1f} MB for a file of {size / 1e6:.1f} MB"
 
 

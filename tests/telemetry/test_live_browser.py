@@ -88,6 +88,7 @@ def test_the_page_shows_the_run_and_fits_the_screen(width: int, browser: Browser
         assert browser.look(f"[...document.querySelectorAll('td')].some(cell => cell.title === '{LONG}')")
         assert not scrolls_sideways(browser)
         assert browser.look("document.querySelectorAll('#charts polyline').length") >= 5
+        assert browser.look("document.querySelectorAll('#charts svg').length") == 6, "a server has no curves of energies"
         assert browser.errors == []
 
 
@@ -178,7 +179,7 @@ def test_the_page_says_how_long_the_run_still_takes(browser: Browser) -> None:
         assert browser.errors == []
 
 
-def test_the_axis_of_a_loss_that_falls_far_is_logarithmic_as_in_the_report(browser: Browser) -> None:
+def test_the_axis_of_a_loss_that_falls_far_is_logarithmic(browser: Browser) -> None:
     with serving(config(metrics_listen="127.0.0.1:0")) as live:
         open_page(browser, url(live), WIDE)
         loss = "[...CHARTS[0].svg.querySelectorAll('text')].map(text => text.textContent)"

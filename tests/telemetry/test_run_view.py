@@ -11,13 +11,13 @@ import pytest
 import structlog
 from gem_api.curves import BINS
 from gem_api.history import COLUMNS, read_history
+from gem_api.timeline import SAMPLE_SECONDS, Rate, Timeline
 from gem_api.v1 import training_pb2 as pb
 from gem_server.apply_loop import Timing
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.history import History
 from gem_server.telemetry.progress import Evaluation, Progress
 from gem_server.telemetry.run_view import RunView
-from gem_server.telemetry.timeline import SAMPLE_SECONDS, Rate, Timeline
 from kit.core import commit, make_core, start
 
 NO_TIME = Timing(0.0, 0.0)
@@ -181,14 +181,14 @@ def replayed(path: Path, rows: list[list[str]]) -> Timeline:
 
 def test_a_history_becomes_curves_over_all_of_its_time(tmp_path: Path) -> None:
     rows = [row(n, 1.7e9 + n / 10, loss=1000 - n, pi=0.5) for n in range(1, 100_001)]
-    curves = replayed(tmp_path / "h.csv", rows).message()
-    assert BINS // 2 <= len(curves.seconds) <= BINS + 1
-    assert curves.seconds[0] < 9999.9 / BINS * 2
-    assert (curves.seconds[-1], curves.version[-1]) == pytest.approx((9999.9, 100_000))
-    assert curves.loss[-1] == pytest.approx(1000 - 100_000 + 49)  # the moving mean of about the last 50
-    assert (curves.staleness[-1], curves.pi_median[-1]) == (3, 0.5)
-    assert curves.commits_per_second[-1] == pytest.approx(10)
-    assert list(curves.seconds) == sorted(curves.seconds)
+    curves = replayed(tmp_path / "h.csv", rows).columns()
+    assert BINS // 2 <= len(curves["seconds"]) <= BINS + 1
+    assert curves["seconds"][0] < 9999.9 / BINS * 2
+    assert (curves["seconds"][-1], curves["version"][-1]) == pytest.approx((9999.9, 100_000))
+    assert curves["loss"][-1] == pytest.approx(1000 - 100_000 + 49)  # the moving mean of about the last 50
+    assert (curves["staleness"][-1], curves["pi_median"][-1]) == pytest.approx((3, 0.5))
+    assert curves["commits_per_second"][-1] == pytest.approx(10)
+    assert list(curves["seconds"]) == sorted(curves["seconds"])
 
 
 def test_a_time_without_a_server_counts_as_a_minute_and_a_clock_set_back_as_nothing(tmp_path: Path) -> None:
@@ -201,10 +201,10 @@ def test_a_time_without_a_server_counts_as_a_minute_and_a_clock_set_back_as_noth
 def test_what_is_not_a_number_in_a_history_counts_as_unknown(damage: str, tmp_path: Path) -> None:
     lines = [row(1, 1.0, loss=damage, pi=damage), row(2, 2.0)]
     lines[1][COLUMNS.index("unix_seconds")] = damage
-    curves = replayed(tmp_path / "h.csv", lines).message()
-    assert (curves.version[-1], curves.loss[-1]) == (2, 0.5)
-    assert known(curves.pi_median) == []
-    assert known(curves.seconds) == list(curves.seconds)
+    curves = replayed(tmp_path / "h.csv", lines).columns()
+    assert (curves["version"][-1], curves["loss"][-1]) == (2, 0.5)
+    assert known(curves["pi_median"]) == []
+    assert known(curves["seconds"]) == list(curves["seconds"])
 
 
 def test_a_resumed_run_shows_its_earlier_curve(watched: Watched, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_resumed_run_shows_its_earlier_curve(watched: Watched, tmp_path: Path)
 def test_a_long_run_that_is_resumed_keeps_the_shape_of_its_curve(watched: Watched, tmp_path: Path) -> None:
     """New points are as far apart as the earlier ones."""
     earlier = replayed(tmp_path / "h.csv", [row(n, 1.7e9 + 10.0 * n) for n in range(1, 8_001)])  # 22 hours
-    before, span = len(earlier.message().seconds), earlier.seconds
+    before, span = len(earlier.columns()["seconds"]), earlier.seconds
     watched.commit()
     resumed = Watched(watched.core, earlier=earlier)
     resumed.train(3600)

@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gem_ctl.style import BLUE, GREY, ORANGE, RED, TEAL, VIOLET
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.lib.style import BAND, MARKERS, RULES, curve, legend, log_scale, marks, palette, panels, shades, styled
+from benchmarks.lib.style import (
+    BAND,
+    BLUE,
+    GREY,
+    MARKERS,
+    ORANGE,
+    RED,
+    RULES,
+    TEAL,
+    VIOLET,
+    curve,
+    legend,
+    log_scale,
+    marks,
+    palette,
+    panels,
+    shades,
+    styled,
+)
 from benchmarks.paper.figures.content import TARGET_LOSS, Content, Lines
 from benchmarks.paper.plan import PAPERS_WORKERS
 from benchmarks.paper.statistics import CHANCE

@@ -26,11 +26,11 @@ def _json_value(message: Message, field: FieldDescriptor) -> Any:
     elif field.enum_type is not None:
         values = [_name(field.enum_type, entry) for entry in values]
     elif field.type in (field.TYPE_DOUBLE, field.TYPE_FLOAT):
-        values = [_finite(entry, field.type == field.TYPE_FLOAT) for entry in values]
+        values = [finite(entry, field.type == field.TYPE_FLOAT) for entry in values]
     return values if field.is_repeated else values[0]
 
 
-def _finite(value: float, single: bool) -> float | None:
+def finite(value: float, single: bool) -> float | None:
     """JSON has no NaN: null. A `float` has no more than six digits that count."""
     if not math.isfinite(value):
         return None

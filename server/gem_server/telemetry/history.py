@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from gem_api.history import COLUMNS, HistoryError, read_history, written_name
 from gem_api.process.logs import Logger
+from gem_api.timeline import Timeline
 
 from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied
-from gem_server.telemetry.timeline import Timeline
 
 MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
 _BATCH = 1 << 12  # lines written at a time

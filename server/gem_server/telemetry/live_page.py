@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gem_api.process.message_json import as_dict
+from gem_api.run_page import content_policy, live_page
 from prometheus_client import make_wsgi_app
 from prometheus_client.registry import CollectorRegistry
 
@@ -50,10 +47,10 @@ class LivePage:
         self._metrics = make_wsgi_app(registry)
         self._health = health
         self._clock = clock
-        page = files("gem_server.telemetry").joinpath("live.html").read_text(encoding="utf-8")
+        page = live_page()
         self._page = page.encode()
         self._headers = [
-            ("Content-Security-Policy", _policy(page)),
+            ("Content-Security-Policy", f"{content_policy(page)}; connect-src 'self'; frame-ancestors 'none'"),
             ("X-Content-Type-Options", "nosniff"),
             ("Referrer-Policy", "no-referrer"),
             ("Cache-Control", "no-store"),
@@ -130,18 +127,3 @@ def _call_on(loop: asyncio.AbstractEventLoop, read: Callable[[], T]) -> T:
 
 def _encode(value: dict[str, Any]) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _policy(page: str) -> str:
-    """The page may run its own script and style and ask this server for data, nothing else."""
-    script, style = (_hash(page, tag) for tag in ("script", "style"))
-    return (
-        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
-def _hash(page: str, tag: str) -> str:
-    """The hash by which a content security policy knows the page's one element of that name."""
-    (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -7,29 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gem_api.timeline import Smoothed
+
 from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied
 
-_DECAY = 0.98  # about the last 50 values
 TRANSPORTS = ("memory", "tcp", "tls", "grpc")  # how a commit may come: on a lane, or over gRPC
-
-
-class Smoothed:
-    """An exponential moving average, bias-corrected as in Adam. It ignores NaN and infinities.
-
-    Attributes:
-        value: The average; None before the first value. It is close to the plain mean of the first 50 or so values.
-    """
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-        self._weights = 0.0  # sum of the values' weights: 1 − 0.98ⁿ after n values
-
-    def add(self, value: float) -> None:
-        if math.isfinite(value):
-            self._weights = _DECAY * self._weights + (1 - _DECAY)
-            share = (1 - _DECAY) / self._weights
-            self.value = share * value + (0.0 if self.value is None else (1 - share) * self.value)
 
 
 @dataclass

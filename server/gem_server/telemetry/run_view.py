@@ -9,12 +9,12 @@ from itertools import islice
 from gem_api import __version__
 from gem_api.formats import CONTRACT
 from gem_api.schedule import server_rate
+from gem_api.timeline import Rate, Timeline
 from gem_api.v1 import training_pb2 as pb
 
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.progress import Evaluation, Progress
-from gem_server.telemetry.timeline import Rate, Timeline
 
 
 class RunView:
@@ -103,9 +103,14 @@ class RunView:
             nonfinite_losses=progress.nonfinite_losses,
             begin_version=self._begin_version,
             start_version=self._start_version,
-            curves=self._timeline.message() if curves else None,
+            curves=self._curves() if curves else None,
             start=_start(core, now),
         )
+
+    def _curves(self) -> pb.RunCurves:
+        columns = self._timeline.columns()
+        versions = map(int, columns.pop("version", ()))
+        return pb.RunCurves(version=versions, **columns)
 
     def _figures(self) -> dict[str, float | None]:
         progress = self._progress

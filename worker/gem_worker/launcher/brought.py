@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gem_api.v1 import training_pb2 as pb
-from gem_ctl.curves import RunCurves
+from gem_ctl.recorded_commits import RecordedCommits
 
 _SHOWN = 8  # workers that get a line each
 _COLUMNS = ("worker", "commits", "batches", "share", "pace", "waited")
 
 
-def brought(curves: RunCurves, last: Mapping[str, pb.WorkerStatus], batch_size: int) -> dict[str, dict[str, Any]]:
+def brought(commits: RecordedCommits, last: Mapping[str, pb.WorkerStatus], batch_size: int) -> dict[str, dict[str, Any]]:
     """By worker: its commits, and the whole batches that their samples are; of its last lease the share, the pace in seconds
     for a whole batch, and the seconds that its replies have waited. None: the server has not said it."""
-    totals, found = curves.per_worker, {}
-    for name, commits, samples in zip(curves.names, totals.commits, totals.samples, strict=True):
+    totals, found = commits.per_worker, {}
+    for name, count, samples in zip(commits.names, totals.commits, totals.samples, strict=True):
         status = last.get(name)
         found[name] = {
-            "commits": int(commits),
+            "commits": int(count),
             "batches": round(float(samples) / batch_size, 2),
             "share": status.batch_share if status else None,
             "pace_seconds": (status.pace_seconds or None) if status else None,

@@ -129,9 +129,9 @@ from gem_worker.tasks import TaskError, require_name
 def main(context: click.Context, /, **_: Any) -> None:
     """Trains a task with an asynchronous cluster: a server on this machine, or several, and workers here or on Ray.
 
-    Prints live progress and writes summary.json, report.html, report.png and model.safetensors to runs/<id>/. Processes that
+    Prints live progress and writes summary.json, report.html and model.safetensors to runs/<id>/. Processes that
     die are restarted. If all workers fail alike before their first commit, the run ends and shows the error. Ctrl-C stops the
-    run, writes a checkpoint, summary.json, report.html and report.png, and prints how to resume.
+    run, writes a checkpoint, summary.json and report.html, and prints how to resume.
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch). Its
     only argument is the --data folder. If it has a method optimizer(model), each worker makes the steps of that optimizer.

@@ -11,18 +11,16 @@ from typing import Any
 
 from gem_api.history import HistoryError
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.extras import install
 from gem_api.process.progress import say
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
-from gem_ctl.curves import RunCurves
-from gem_ctl.recorded_run import read_curves
+from gem_ctl.recorded_commits import RecordedCommits, read_commits
+from gem_ctl.run_report import write_report
 
 from gem_worker.device import devices
 from gem_worker.evaluation import Score
 from gem_worker.launcher.brought import brought, table
 from gem_worker.launcher.cluster import Cluster, ClusterError
-from gem_worker.launcher.options import rule_of
 from gem_worker.launcher.run_folder import RunFolder, versions
 from gem_worker.launcher.scorer import Scorer
 from gem_worker.launcher.tracebacks import users_part
@@ -109,11 +107,11 @@ class RunMonitor:
         if self._ended:
             return
         try:
-            curves = read_curves(self._folder.commits)
+            commits = read_commits(self._folder.commits)
         except (OSError, HistoryError):
             return  # no history yet, or a killed server left a partial line
-        if curves.first is not None:
-            self._save_results(outcome, curves, self._scorer.last, time.monotonic())
+        if commits.first is not None:
+            self._save_results(outcome, commits, self._scorer.last, time.monotonic())
 
     def close(self) -> None:
         self._scorer.close()
@@ -201,7 +199,7 @@ class RunMonitor:
         score, final = self._scorer.last, self._status.version if self._status else 0
         self._save_results(
             "diverged" if self._cluster.diverged else "complete",
-            self._curves(),
+            self._commits(),
             score if score and score.version >= final else None,
             ended,
         )
@@ -209,52 +207,42 @@ class RunMonitor:
         self._report_evaluation(done=True)
         return 3 if self._cluster.diverged else 0
 
-    def _curves(self) -> RunCurves:
+    def _commits(self) -> RecordedCommits:
         """The run's history; an empty one if it can't be read: the run's results don't depend on it."""
         try:
-            return read_curves(self._folder.commits)
+            return read_commits(self._folder.commits)
         except (OSError, HistoryError) as error:
             say(f"  the summary lacks the history: {error}")
-            return RunCurves()
+            return RecordedCommits()
 
-    def _save_results(self, outcome: str, curves: RunCurves, score: Score | None, ended: float) -> None:
-        """Writes the summary, the plot and the report, and prints the closing lines."""
-        summary = self._summary(outcome, curves, score, ended)
+    def _save_results(self, outcome: str, commits: RecordedCommits, score: Score | None, ended: float) -> None:
+        """Writes the summary and the report, and prints the closing lines."""
+        summary = self._summary(outcome, commits, score, ended)
         self._folder.save_summary(summary)
-        files = self._pictures(curves)
-        if curves.damaged:
-            files["history"] = f"{curves.damaged} damaged lines of {self._folder.commits} are left out"
+        files = {"report": self._write_report(commits)}
+        if commits.damaged:
+            files["history"] = f"{commits.damaged} damaged lines of {self._folder.commits} are left out"
         say(_closing(summary, self._folder, files))
 
-    def _pictures(self, curves: RunCurves) -> dict[str, str]:
-        """Writes the plot and the report; returns the path of each, or why there is none.
-
-        Nothing that goes wrong here may end the run with a failure: a full disk, or Ctrl-C while Matplotlib was imported.
-        """
+    def _write_report(self, commits: RecordedCommits) -> str:
+        """Writes the report; returns its path, or why there is none. Nothing that goes wrong here, such as a full disk, may end
+        the run with a failure."""
         try:
-            from gem_ctl.run_report import write_report
-
-            from gem_worker.launcher.plot import plot_report
-
-            title = _title(self._hyperparameters, self._options)
-            plot_report(self._folder.plot, title, curves, self._scorer.scores, self._options["workers"])
-            return {"plot": str(self._folder.plot), "report": str(write_report(self._folder.path, curves))}
-        except ModuleNotFoundError as error:
-            return {"report": f"none: {error.name} is not installed: {install('report')}"}
+            return str(write_report(self._folder.path, commits))
         except Exception as error:
-            return {"report": f"none: {error}; write it with gem-ctl report {self._folder.path}"}
+            return f"none: {error}; write it with gem-ctl report {self._folder.path}"
 
-    def _summary(self, outcome: str, curves: RunCurves, score: Score | None, ended: float) -> dict[str, Any]:
+    def _summary(self, outcome: str, commits: RecordedCommits, score: Score | None, ended: float) -> dict[str, Any]:
         training = ended if self._training is None else self._training
         status = self._status
-        recorded = int(curves.final)
+        recorded = int(commits.final)
         return {
             "outcome": outcome,
             "test_accuracy": score.accuracy if score else None,
             "test_loss": score.loss if score else None,
             # The history may lack commits if a server was killed; the last status may be older than the last commit.
             "commits": max(status.version, recorded) if status else recorded,
-            **_figures(curves),
+            **_figures(commits),
             "start_seconds": round(training - self._began, 1),
             "seconds": round(ended - training, 1),
             "rule": self._hyperparameters.rule,
@@ -265,28 +253,21 @@ class RunMonitor:
             "task": self._options["task"],
             "hyperparameters": asdict(self._hyperparameters),
             "commits_via": dict(Counter(worker.transport for worker in self._workers.values())),
-            "brought": brought(curves, self._workers, self._hyperparameters.batch_size),
+            "brought": brought(commits, self._workers, self._hyperparameters.batch_size),
             "leases_ended": dict(status.leases_ended) if status else {},
             "run_id": status.run_id if status else None,
             "versions": versions(),
         }
 
 
-def _figures(curves: RunCurves) -> dict[str, Any]:
+def _figures(commits: RecordedCommits) -> dict[str, Any]:
     """The summary's figures over all commits; None for those that the history does not have."""
     return {
-        "samples": int(curves.samples),
-        "staleness_mean": curves.total_mean("staleness"),
-        "staleness_p95": curves.staleness_below(0.95),
-        "pi_median": curves.total_mean("pi_median"),  # mean over the commits of their medians
+        "samples": int(commits.samples),
+        "staleness_mean": commits.mean("staleness"),
+        "staleness_p95": commits.staleness_below(0.95),
+        "pi_median": commits.mean("pi_median"),  # mean over the commits of their medians
     }
-
-
-def _title(run: Hyperparameters, options: dict[str, Any]) -> str:
-    """The report's title: task, rule, workers, learning rate, and what else is unusual."""
-    title = f"{options['task']}: rule {rule_of(run)}, {options['workers']} workers, learning rate {run.learning_rate}"
-    title += f", {run.local_steps} local steps" if run.local_steps > 1 else ""
-    return f"{title}\n{_simulated(options['step_seconds'])}" if options["step_seconds"] else title
 
 
 def _simulated(step_seconds: float) -> str:

@@ -24,9 +24,9 @@ from gem_api import __version__
 from gem_api.history import read_history
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import Range
-from gem_ctl.curves import COLUMNS
 from gem_ctl.local_runs import ADMIN_TOKEN
 from gem_ctl.output import replace
+from gem_ctl.recorded_commits import COLUMNS
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -40,8 +40,8 @@ class RunFolder:
     """The paths in runs/<id>/.
 
     During the run: run.json, commits.csv, checkpoints/, logs/, server.address. With several servers, checkpoints/range-0 …,
-    logs/server-0.log …; commits.csv and server.address are the lead's. At the end also summary.json, report.png,
-    report.html and model.safetensors. If workers run on other machines: tokens, worker-token and admin-token, which only this
+    logs/server-0.log …; commits.csv and server.address are the lead's. At the end also summary.json, report.html
+    and model.safetensors. If workers run on other machines: tokens, worker-token and admin-token, which only this
     run's server accepts.
 
     Attributes:
@@ -55,7 +55,6 @@ class RunFolder:
         self.logs = path / "logs"
         self.options = path / "run.json"
         self.evaluations = path / "evaluations.json"
-        self.plot = path / "report.png"
         self.summary = path / "summary.json"
         self.model = path / "model.safetensors"
         self.tokens = path / "tokens"  # only if workers run on other machines

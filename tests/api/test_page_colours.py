@@ -1,21 +1,16 @@
-"""The colours of the report and of the live page: readable in light and in dark."""
+"""The colours of the page of a run: readable in light and in dark."""
 
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 
 import pytest
-
-STYLES = {
-    "report": files("gem_ctl").joinpath("report.css").read_text(encoding="utf-8"),
-    "live page": files("gem_server.telemetry").joinpath("live.html").read_text(encoding="utf-8"),
-}
+from gem_api.run_page import live_page
 
 
-def palettes(style: str) -> list[dict[str, str]]:
+def palettes() -> list[dict[str, str]]:
     """The colours by their variables, in light and in dark."""
-    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    blocks = re.findall(r":root \{(.*?)\}", live_page(), re.DOTALL)
     return [dict(re.findall(r"(--\w+): (#\w+);", block)) for block in blocks]
 
 
@@ -37,9 +32,8 @@ def test_the_contrast_is_that_of_the_guidelines() -> None:
     assert contrast("#777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
-@pytest.mark.parametrize("page", STYLES)
-def test_all_texts_and_lines_have_the_contrast_of_text_in_light_and_in_dark(page: str) -> None:
-    light, dark = palettes(STYLES[page])
+def test_all_texts_and_lines_have_the_contrast_of_text_in_light_and_in_dark() -> None:
+    light, dark = palettes()
     assert light.keys() == dark.keys()
     for colours in (light, dark):
         grounds, inks = (colours["--page"], colours["--card"]), colours.keys() - {"--page", "--card", "--line"}
