@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.core.facts import EndReason, Outcome
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
@@ -56,7 +56,7 @@ class Watched:
         sequence = self.core.leases.get(lease_id).sequence + 1
         applied = commit(self.core, lease_id, sequence, gradient, **changes)
         for observe in (self.progress.applied, self.metrics.applied):
-            observe(applied, Timing(waited, 0.002))
+            observe(applied, CommitTimes(queued=1.0, rule_began=1.0 + waited, applied=1.002 + waited))
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -77,7 +77,7 @@ def watched(layout: Layout = SMALL, **settings: Any) -> Watched:
         registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True, certificate_ends=lambda: ends,
         waiting_for_memory=lambda: 5,
     )  # fmt: skip
-    WireMetrics(registry, lambda: 0.0)
+    WireMetrics(registry)
     RpcMetrics(registry, lambda: 0.0).failed("Commit", "NonFiniteGradient")
     watch = Watched(core, progress, traffic, registry, metrics)
     start(core, ["ann", "bob"], layout)

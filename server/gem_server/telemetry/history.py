@@ -16,7 +16,7 @@ import numpy as np
 from gem_api.history import COLUMNS, HistoryError, read_history, written_name
 from gem_api.process.logs import Logger
 
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.core.facts import Applied
 from gem_server.telemetry.timeline import Timeline
 
@@ -94,7 +94,7 @@ class History:
             )
         return bool(kept) and not damaged and not why
 
-    def applied(self, applied: Applied, timing: Timing) -> None:
+    def applied(self, applied: Applied, times: CommitTimes) -> None:
         pi = applied.pi
         facts = (pi.median, pi.zero_ratio, pi.max_ratio, pi.proxy_energy, pi.central_energy) if pi else ("",) * 5
         loss = "" if applied.loss is None else applied.loss

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.core.facts import Applied
 
 _DECAY = 0.98  # about the last 50 values
@@ -136,7 +136,7 @@ class Progress:
     checkpoint_failures: int = 0
     draining: bool = False
 
-    def applied(self, applied: Applied, timing: Timing) -> None:
+    def applied(self, applied: Applied, times: CommitTimes) -> None:
         self.last = applied
         self.staleness.add(applied.staleness)
         if applied.loss is not None:
