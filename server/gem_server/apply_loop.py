@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from gem_api.errors import Draining, GemError, LeaseEnded, RuleFailed
 
+from gem_server.commit_times import CommitTimes
 from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Applied
 from gem_server.core.leases import Lease
@@ -25,20 +25,7 @@ T = TypeVar("T")
 INLINE_PARAMETERS = 1 << 20
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Times of one commit, in seconds.
-
-    Attributes:
-        waited: From its ticket until the server began to apply it.
-        applied: What the rule took to apply it.
-    """
-
-    waited: float
-    applied: float
-
-
-Observer = Callable[[Applied, Timing], None]
+Observer = Callable[[Applied, CommitTimes], None]
 
 
 class ApplyLoop:
@@ -74,17 +61,18 @@ class ApplyLoop:
         """Commits that wait or are being applied."""
         return len(self._answers)
 
-    def submit(self, commit: Commit) -> None:
+    def submit(self, commit: Commit, times: CommitTimes) -> None:
         """Queues a commit, which must hold the newest ticket. `awaited` says what to wait for, `applied` returns its result.
+        Notes in `times` when the rule began and ended.
 
         If the queue is empty and the model is small, the commit is applied at once, without the queue.
         """
-        taken = self._clock()
+        times.queued = self._clock()
         commit.upload.hold()
         if runs_inline(self._core, commit.lease) and self._idle:
-            self._apply_now(commit, taken)
+            self._apply_now(commit, times)
         else:
-            self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, taken))
+            self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, times))
 
     @property
     def _idle(self) -> bool:
@@ -164,21 +152,22 @@ class ApplyLoop:
     def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def _apply(self, commit: Commit, taken: float) -> Applied:
+    async def _apply(self, commit: Commit, times: CommitTimes) -> Applied:
         try:
             step = self._core.begin(commit)
-            began = self._clock()
+            times.rule_began = self._clock()
             pi = step.run() if runs_inline(self._core, commit.lease) else await self._in_thread(step.run)
-            return self._finish(step, pi, taken, began)
+            return self._finish(step, pi, times)
         finally:
             commit.lease.queued = None
             commit.upload.release()
             del self._answers[commit.lease.lease_id]
 
-    def _apply_now(self, commit: Commit, taken: float) -> None:
+    def _apply_now(self, commit: Commit, times: CommitTimes) -> None:
+        times.rule_began = times.queued
         try:
             step = self._core.begin(commit)
-            self._finish(step, step.run(), taken, taken)
+            self._finish(step, step.run(), times)
         except RuleFailed:
             self._core.failed(commit)
             raise
@@ -188,13 +177,13 @@ class ApplyLoop:
         finally:
             commit.upload.release()
 
-    def _finish(self, step: Step, pi: PiFacts | None, taken: float, began: float) -> Applied:
-        ended = self._clock()
-        applied = self._core.finish(step, pi, ended)
+    def _finish(self, step: Step, pi: PiFacts | None, times: CommitTimes) -> Applied:
+        now = times.applied = self._clock()
+        applied = self._core.finish(step, pi, now)
         for observe in self._observers:
-            observe(applied, Timing(began - taken, ended - began))
+            observe(applied, times)
         if self._core.settings.reply_wait:
-            self.held.applied(step, ended)
+            self.held.applied(step, now)
         return applied
 
 

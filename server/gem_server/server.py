@@ -197,7 +197,7 @@ class Server:
             yield "lag", partial(_measure_lag, parts.metrics.lagged)
         yield "lane", parts.lane.run
         yield "regions", partial(_repeat, 1.0, parts.lane.regions.take_back)
-        yield "turns", partial(_repeat, 0.1, parts.commit_path.pass_over)
+        yield "turns", partial(_repeat, 0.1, parts.intake.pass_over)
         if parts.history:
             yield "history", partial(_repeat_in_thread, 1.0, parts.history.flush)
         if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or parts.group_commit):

@@ -20,7 +20,7 @@ from gem_server.endpoint import Endpoint
 from gem_server.event_loop import running_loop
 from gem_server.intake import messages
 from gem_server.intake.calls import Calls
-from gem_server.intake.commit_path import CommitPath
+from gem_server.intake.intake import Intake
 from gem_server.intake.turns import Turns
 from gem_server.intake.uploads import Uploads
 from gem_server.lane.lane import Lane
@@ -98,8 +98,8 @@ class Parts:
             lane=bool(listener.port), certificate_ends=certificates.ends if certificates else dict,
             waiting_for_memory=lambda: self.uploads.waiting_for_memory,
         )  # fmt: skip
-        self.traces = Traces(core, clock, unix)
-        observers = [self.progress.applied, self.metrics.applied, self.traces.applied]
+        self.traces = Traces(core, unix)
+        observers = [self.progress.applied, self.metrics.applied]
         if self.history:
             observers.append(self.history.applied)
         self.apply_loop = ApplyLoop(core, clock, observers, [self.progress.waited, self.metrics.waited])
@@ -122,19 +122,19 @@ class Parts:
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
         )  # fmt: skip
         rpcs = RpcMetrics(self.registry, clock)
-        self.commit_path = path = CommitPath(
+        self.intake = intake = Intake(
             core, self.apply_loop, self.progress, calls, durability, self.uploads, self.replies,
-            WireMetrics(self.registry, clock), rpcs, self.traces, clock, logger,
+            WireMetrics(self.registry), rpcs, self.traces, clock, logger,
         )  # fmt: skip
         regions = Regions(core, running_loop())
-        self.lane = Lane(listener, regions, path, self.traffic, certificates, clock, logger)
+        self.lane = Lane(listener, regions, intake, self.traffic, certificates, clock, logger)
         self.training = TrainingServicer(
             core,
             self.apply_loop,
             self.progress,
             self.view,
             calls,
-            path,
+            intake,
             self.lane.offer,
             durability,
             self.traffic,

@@ -119,20 +119,20 @@ def test_without_room_to_keep_what_a_worker_holds_theta_stays_whole() -> None:
 
 def test_a_difference_to_what_the_worker_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is wrong about it must not go unnoticed."""
-    from gem_server.intake.commit_path import CommitPath
+    from gem_server.intake import commit_exchange
 
-    def wrong(path: CommitPath, lease: Any, message: pb.CommitHeader, asked: Any) -> Any:
+    def wrong(core: Any, lease: Any, message: pb.CommitHeader, asked: Any) -> Any:
         return HeldTheta(SIZE).form(message.sequence, is_difference=True)
 
     with serving(config(PLAIN, memory_socket="")) as live:
         retry = Patience().retry()
         with connect(live.address, theta_dtype="int8", retry=retry) as session:
             session.join(model())
-            original = CommitPath.theta_format
-            monkeypatch.setattr(CommitPath, "theta_format", wrong)
+            original = commit_exchange.theta_format
+            monkeypatch.setattr(commit_exchange, "theta_format", wrong)
             waiting = in_background(lambda: session.commit(GRADIENT))
             wait_until(lambda: outcomes(live).get("repeated", 0) > 0, "the worker to ask again")
-            monkeypatch.setattr(CommitPath, "theta_format", original)
+            monkeypatch.setattr(commit_exchange, "theta_format", original)
             np.testing.assert_array_equal(waiting.result(DEADLINE).theta, theta(live))
 
 

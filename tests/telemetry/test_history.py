@@ -16,7 +16,7 @@ from gem_api.history import COLUMNS, read_history
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import Range
 from gem_ctl.recorded_run import COMMITS
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.config import ServerConfig
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.history import History, open_history
@@ -25,7 +25,7 @@ from kit.logs import Lines, captured
 from kit.raw_client import wired
 from kit.server import config, serving
 
-NO_TIME = Timing(0.0, 0.0)
+NO_TIME = CommitTimes()
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.core.facts import EndReason, Outcome
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
@@ -56,7 +56,7 @@ class Watched:
         sequence = self.core.leases.get(lease_id).sequence + 1
         applied = commit(self.core, lease_id, sequence, gradient, **changes)
         for observe in (self.progress.applied, self.metrics.applied):
-            observe(applied, Timing(waited, 0.002))
+            observe(applied, CommitTimes(rule_began=waited, applied=waited + 0.002))
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -77,7 +77,7 @@ def watched(layout: Layout = SMALL, **settings: Any) -> Watched:
         registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True, certificate_ends=lambda: ends,
         waiting_for_memory=lambda: 5,
     )  # fmt: skip
-    WireMetrics(registry, lambda: 0.0)
+    WireMetrics(registry)
     RpcMetrics(registry, lambda: 0.0).failed("Commit", "NonFiniteGradient")
     watch = Watched(core, progress, traffic, registry, metrics)
     start(core, ["ann", "bob"], layout)
@@ -202,7 +202,7 @@ def test_timings_and_staleness_are_histograms() -> None:
     assert (watch.value("gem_commit_wait_seconds_sum"), watch.value("gem_commit_wait_seconds_count")) == (20.03, 2)
     assert watch.value("gem_commit_wait_seconds_bucket", le="0.05") == 1
     assert watch.value("gem_commit_wait_seconds_bucket", le="10.0") == 1
-    assert watch.value("gem_commit_apply_seconds_sum") == 0.004
+    assert watch.value("gem_commit_apply_seconds_sum") == pytest.approx(0.004)
     assert watch.value("gem_commit_staleness_bucket", le="0.0") == 1
     assert watch.value("gem_commit_staleness_bucket", le="1.0") == 2
     assert watch.value("gem_commit_staleness_sum") == 1

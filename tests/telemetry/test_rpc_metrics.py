@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gem_api.v1 import training_pb2 as pb
 from gem_server.core.state_machine import Core
-from gem_server.intake import exchange
+from gem_server.intake.commit_exchange import CommitExchange
 from gem_server.telemetry.rpc_metrics import CANCELLED, INTERNAL
 from kit.raw_client import chunks, wired
 from kit.regions import LARGE
@@ -36,7 +36,7 @@ def errors(live: Live) -> dict[tuple[str, str], float]:
 
 
 def nothing_is_served(live: Live) -> bool:
-    return not live.on_loop(lambda: live.server.parts.commit_path.calls._all)
+    return not live.on_loop(lambda: live.server.parts.intake.calls._all)
 
 
 def broken(*_: Any, **__: Any) -> None:
@@ -47,7 +47,7 @@ def broken(*_: Any, **__: Any) -> None:
 def test_each_commit_is_measured_from_its_header_until_theta_is_sent_and_what_carries_them_is_not(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = exchange._answer
+    send = CommitExchange._reply
     with running(way, lease_seconds=3600.0) as (live, wire):
 
         async def slow(*arguments: Any) -> None:
@@ -55,7 +55,7 @@ def test_each_commit_is_measured_from_its_header_until_theta_is_sent_and_what_ca
             live.clock.ahead += PAUSE
 
         worker = wire.started("worker")
-        monkeypatch.setattr(exchange, "_answer", slow)
+        monkeypatch.setattr(CommitExchange, "_reply", slow)
         stream = worker.stream()
         for _ in range(2):
             worker.commit_on(stream)

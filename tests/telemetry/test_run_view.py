@@ -13,14 +13,14 @@ from gem_api.curves import BINS
 from gem_api.history import COLUMNS, read_history
 from gem_api.timeline import SAMPLE_SECONDS, Rate, Timeline
 from gem_api.v1 import training_pb2 as pb
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.history import History
 from gem_server.telemetry.progress import Evaluation, Progress
 from gem_server.telemetry.run_view import RunView
 from kit.core import commit, make_core, start
 
-NO_TIME = Timing(0.0, 0.0)
+NO_TIME = CommitTimes()
 
 
 @dataclass

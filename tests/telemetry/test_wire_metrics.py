@@ -56,8 +56,8 @@ def test_a_gradient_is_on_the_network_from_its_turn_to_its_last_byte(way: str, m
         for stream in (begun, waiting):
             stream.answer(LARGE.size)
         for name in ("gem_commit_wire_seconds", "gem_commit_turn_wait_seconds"):
-            count, total = seconds(live, name, "up")
-            assert count == 2
+            wait_until(lambda name=name: seconds(live, name, "up")[0] == 2, "both to be counted")
+            total = seconds(live, name, "up")[1]
             assert PAUSE <= total < PAUSE + REAL, name
 
 

@@ -10,7 +10,6 @@ from gem_api.errors import GemError, PermissionDenied, Superseded
 from gem_api.region import Region
 
 from gem_server.security.access import ANYONE, Identity
-from gem_server.telemetry.traces import UNTRACED
 
 
 class PeerLeft(Exception):
@@ -30,8 +29,6 @@ class Call:
         region: The memory that it shares with its worker; None if tensors travel as bytes.
         lease_id: The lease that it last used.
         exchanging: Whether it uses that lease's buffers now.
-        trace: Where the parts of its present commit are noted.
-        held_seconds: How long the reply to its present commit was held for other workers' commits.
         answering: Whether its request is accepted, and only the reply is outstanding.
         error: The error that the server ended it with; None if it did not.
         identify: Returns the caller's identity. Called anew each time, because a token may be withdrawn while a stream is open.
@@ -46,10 +43,8 @@ class Call:
         self.nearby = False
         self.region: Region | None = None
         self.lease_id: str | None = None
-        self.trace = UNTRACED
         self.exchanging = False
         self.answering = False
-        self.held_seconds = 0.0
         self.error: GemError | None = None
 
     def require_own(self, lease_id: str) -> None:

@@ -20,8 +20,8 @@ from gem_api.wire import FLOAT32, Format, ThetaFormat, stated_theta_format, wire
 from gem_server.core.central_variable import Check
 from gem_server.event_loop import DecidingLoop, Lent
 from gem_server.intake.calls import Call, PeerLeft
-from gem_server.intake.commit_path import CommitPath
-from gem_server.intake.exchange import Carrier, exchange
+from gem_server.intake.commit_exchange import Carrier, CommitExchange
+from gem_server.intake.intake import Intake
 from gem_server.lane.connection import TURN_BYTES, Connection, Waits
 from gem_server.lane.pending_connections import PendingConnections
 from gem_server.lane.reactor import Steps, Wait
@@ -54,7 +54,7 @@ class LaneServicer:
     """Serves connections.
 
     Args:
-        path: The way of a commit through the core.
+        intake: What all calls share.
         loop: Its lock guards the core.
         redeem: Returns what a token stands for, once. Raises InvalidRequest if it is unknown.
         regions: The memory shared with workers on this machine.
@@ -63,13 +63,13 @@ class LaneServicer:
 
     def __init__(
         self,
-        path: CommitPath,
+        intake: Intake,
         loop: DecidingLoop,
         redeem: Callable[[bytes], Ticket],
         regions: Regions,
         pending: PendingConnections,
     ) -> None:
-        self._path = path
+        self._intake = intake
         self._lock = loop.lock
         self._redeem = redeem
         self._regions = regions
@@ -83,7 +83,7 @@ class LaneServicer:
                 with self._lock:
                     self._pending.add(connection.served)
                 # An honest client has one commit under way at most.
-                yield from connection.finish(last, FLOAT32.nbytes(self._path.core.central.size) + MAX_HEADER_BYTES)
+                yield from connection.finish(last, FLOAT32.nbytes(self._intake.core.central.size) + MAX_HEADER_BYTES)
         finally:
             with self._lock:
                 connection.ended()
@@ -95,7 +95,7 @@ class LaneServicer:
         It returns no exception: with its traceback, that would keep the lease's memory.
         """
         with self._lock:
-            call = self._path.calls.begin(connection.stop)
+            call = self._intake.calls.begin(connection.stop)
         try:
             yield from connection.handshake()
             call.transport, call.nearby = connection.transport, connection.nearby
@@ -109,23 +109,23 @@ class LaneServicer:
             return _last_message(error)
         except Exception:
             with self._lock:
-                self._path.rpcs.failed(COMMIT, INTERNAL)
+                self._intake.rpcs.failed(COMMIT, INTERNAL)
             raise
         finally:
             with self._lock:
-                self._path.calls.finish(call)
+                self._intake.calls.finish(call)
 
     def _open(self, call: Call, connection: Connection) -> Generator[Any, None, str]:
         """Opens the lane of a lease, and shares memory with the worker on a Unix socket. Returns the lease."""
         _, payload, hello = yield from connection.message(_HELLO)
         _require_none(payload)
         with self._lock:
-            self._path.require_open()
+            self._intake.require_open()
             ticket = self._redeem(hello.token)
             call.identify = ticket.identify
             call.require_own(ticket.lease_id)
-            self._path.core.leases.get(ticket.lease_id)
-            self._path.calls.open_lane(call, ticket.lease_id)
+            self._intake.core.leases.get(ticket.lease_id)
+            self._intake.calls.open_lane(call, ticket.lease_id)
             self._pending.remove(connection.served)
             connection.opened()
         welcome = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
@@ -151,11 +151,11 @@ class LaneServicer:
             call.require_own(lease_id)
             if kind is Kind.RENEW:
                 _require_none(payload)
-                self._path.renew(lease_id)
+                self._intake.core.renew(lease_id, self._intake.clock())
                 return
             if message.lease_id != lease_id:
                 raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
-            yield from exchange(self._path, call, message, carrier).__await__()
+            yield from CommitExchange(self._intake, call, message, carrier).run().__await__()
 
 
 @dataclass(frozen=True)

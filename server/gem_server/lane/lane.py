@@ -13,7 +13,7 @@ from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
 from gem_server.event_loop import running_loop
-from gem_server.intake.commit_path import DRAINING, CommitPath
+from gem_server.intake.intake import DRAINING, Intake
 from gem_server.lane.commits import LaneServicer
 from gem_server.lane.connection import Connection
 from gem_server.lane.listener import Listener
@@ -39,7 +39,7 @@ class Lane:
     Args:
         listener: The addresses and the tokens.
         regions: The memory shared with workers on this machine.
-        path: The way of a commit through the core.
+        intake: What all calls share.
         traffic: Where bytes are counted.
         certificates: The server's certificates; None: connections are not encrypted.
         clock: Returns monotonic seconds.
@@ -50,7 +50,7 @@ class Lane:
         self,
         listener: Listener,
         regions: Regions,
-        path: CommitPath,
+        intake: Intake,
         traffic: Traffic,
         certificates: Certificates | None,
         clock: Callable[[], float],
@@ -64,9 +64,9 @@ class Lane:
         self._certificates = certificates
         self._clock = clock
         self._logger = logger
-        self._calls = path.calls
+        self._calls = intake.calls
         self._pending = PendingConnections(clock)
-        self._servicer = LaneServicer(path, loop, listener.redeem, regions, self._pending)
+        self._servicer = LaneServicer(intake, loop, listener.redeem, regions, self._pending)
         self._failed: asyncio.Future[None] = loop.create_future()
         self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
         self._memory = Reactor(loop, clock, logger, MEMORY_THREADS, self._fail)

@@ -26,8 +26,8 @@ from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
-from gem_server.intake.commit_path import DRAINING, CommitPath
-from gem_server.intake.exchange import exchange
+from gem_server.intake.commit_exchange import CommitExchange
+from gem_server.intake.intake import DRAINING, Intake
 from gem_server.rpc.handlers import Context, require_short
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rules.base import largest
@@ -75,7 +75,7 @@ class TrainingServicer:
         progress: What the status shows.
         view: The run's status.
         calls: The calls in progress.
-        path: The way of a commit.
+        intake: What all calls share.
         offer_lane: Makes a token for a lane.
         durability: Waited for before a reply.
         traffic: Where the bytes of tensors are counted.
@@ -89,7 +89,7 @@ class TrainingServicer:
     progress: Progress
     view: RunView
     calls: Calls
-    path: CommitPath
+    intake: Intake
     offer_lane: Callable[[str, Callable[[], Identity]], pb.OpenLaneResponse]
     durability: Durability
     traffic: Traffic
@@ -106,7 +106,7 @@ class TrainingServicer:
         transfer = Transfer(call, context, pb.CommitRequest, self.traffic)
         carrier = _Frames(transfer)
         while (message := await transfer.read_header()) is not None:
-            await exchange(self.path, call, message, carrier)
+            await CommitExchange(self.intake, call, message, carrier).run()
 
     # -- reading and initialising θ
 
@@ -116,7 +116,7 @@ class TrainingServicer:
             await self._pull_without_lease(transfer, form)
             return
         while (decision := self.core.pull_decision(request.lease_id, self.clock())) is PullDecision.WAIT:
-            self.path.require_open()
+            self.intake.require_open()
             with self.calls.exchange(call, request.lease_id):
                 await self._changed.wait()
         if decision is PullDecision.INITIALIZE:
@@ -125,7 +125,7 @@ class TrainingServicer:
         lease = self.core.renew(request.lease_id, self.clock())
         self.durability.require_writable()
         with self.calls.exchange(call, request.lease_id):
-            self.path.held.give_up(request.lease_id)
+            self.intake.held.give_up(request.lease_id)
             version = await self.apply_loop.between_commits(lambda: self.core.plan_pull(lease))
             await self.durability.settled()
             opening = self._pull_opening(version=version, progress=lease.progress)
@@ -150,7 +150,7 @@ class TrainingServicer:
         header = await transfer.read_header()
         if header is None:
             raise IncompleteTransfer("the stream was empty: send the header, then the chunks")
-        self.path.require_open()
+        self.intake.require_open()
         lease = self.core.require_initializer(header.lease_id, self.clock())
         with self.calls.exchange(call, header.lease_id):
             await transfer.receive(self.core.central.theta, lambda piece: require_finite(piece, largest(1.0), "first value"))
@@ -169,14 +169,14 @@ class TrainingServicer:
     async def register_worker(
         self, call: Call, request: pb.RegisterWorkerRequest, context: Context
     ) -> pb.RegisterWorkerResponse:
-        self.path.require_open()
+        self.intake.require_open()
         caller = call.identify()
         require_name(caller, request.worker_name)
         require_known_contract(request.contract, request.release)
         for name in ("optimizer", "lead"):
             require_short(f"RegisterWorkerRequest.{name}", getattr(request, name).ByteSize())
         layout = await self._layout_of(request.layout)
-        self.path.require_recordable()
+        self.intake.require_recordable()
         self._require_same_frozen(request.worker_name, request.frozen_fingerprint)
         choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
         lead = messages.leads_answer(request.lead) if request.HasField("lead") else None
@@ -239,7 +239,7 @@ class TrainingServicer:
         return pb.LeaveClusterResponse()
 
     async def open_lane(self, call: Call, request: pb.OpenLaneRequest, context: Context) -> pb.OpenLaneResponse:
-        self.path.require_open()
+        self.intake.require_open()
         self.core.renew(request.lease_id, self.clock())
         return self.offer_lane(request.lease_id, call.identify)
 
@@ -257,13 +257,13 @@ class TrainingServicer:
 
     def _lease_ended(self, ended: Ended) -> None:
         """Ends a lease's calls, and wakes the workers that wait for θ: another of them may have to give it its first value."""
-        self.path.lease_ended(ended)
+        self.intake.lease_ended(ended)
         self.notify()
 
     # -- shards, evaluation, status
 
     async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse | bytes:
-        self.path.require_recordable()
+        self.intake.require_recordable()
         self._require_leading()
         now = self.clock()
         shard = self.core.lease_shard(request.lease_id, request.sample_count, now, set(request.holding))
@@ -325,7 +325,7 @@ class TrainingServicer:
         """Accepts no more commits. Commits that hold a ticket are still applied, and their workers get the reply."""
         self.progress.draining = True
         self.calls.end_unanswered(Draining(DRAINING))
-        self.path.held.close()
+        self.intake.held.close()
         self.notify()
 
 

@@ -17,7 +17,7 @@ from gem_api.history import COLUMNS, HistoryError, read_history, written_name
 from gem_api.process.logs import Logger
 from gem_api.timeline import Timeline
 
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.core.facts import Applied
 
 MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
@@ -94,7 +94,7 @@ class History:
             )
         return bool(kept) and not damaged and not why
 
-    def applied(self, applied: Applied, timing: Timing) -> None:
+    def applied(self, applied: Applied, times: CommitTimes) -> None:
         pi = applied.pi
         facts = (pi.median, pi.zero_ratio, pi.max_ratio, pi.proxy_energy, pi.central_energy) if pi else ("",) * 5
         loss = "" if applied.loss is None else applied.loss

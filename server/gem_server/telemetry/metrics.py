@@ -18,7 +18,7 @@ from gem_api.ranges import Range
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.core.facts import Applied, EndReason
 from gem_server.core.state_machine import Core
 from gem_server.rules import PiFacts
@@ -100,11 +100,11 @@ class Metrics(Collector):
         """Adds the time that the event loop was late."""
         self._lag.add(seconds)
 
-    def applied(self, applied: Applied, timing: Timing) -> None:
+    def applied(self, applied: Applied, times: CommitTimes) -> None:
         """Adds a commit to the histograms."""
         self._staleness.add(applied.staleness)
-        self._wait.add(timing.waited)
-        self._apply.add(timing.applied)
+        self._wait.add(times.queue_seconds)
+        self._apply.add(times.rule_seconds)
         if applied.pi is not None:
             self._pi.add(applied.pi)
 

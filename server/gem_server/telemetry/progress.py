@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gem_api.timeline import Smoothed
 
-from gem_server.apply_loop import Timing
+from gem_server.commit_times import CommitTimes
 from gem_server.core.facts import Applied
 
 TRANSPORTS = ("memory", "tcp", "tls", "grpc")  # how a commit may come: on a lane, or over gRPC
@@ -119,7 +119,7 @@ class Progress:
     checkpoint_failures: int = 0
     draining: bool = False
 
-    def applied(self, applied: Applied, timing: Timing) -> None:
+    def applied(self, applied: Applied, times: CommitTimes) -> None:
         self.last = applied
         self.staleness.add(applied.staleness)
         if applied.loss is not None:

@@ -43,7 +43,11 @@ class RpcMetrics(Collector):
 
     def ended(self, method: str, began: float, error: str = "") -> None:
         """Adds a call that ends now, with an error's name if it failed."""
-        self._seconds.add(method, self.clock() - began)
+        self.add(method, self.clock() - began, error)
+
+    def add(self, method: str, seconds: float, error: str = "") -> None:
+        """Adds a call that took so long, with an error's name if it failed."""
+        self._seconds.add(method, seconds)
         if error:
             self.failed(method, error)
 

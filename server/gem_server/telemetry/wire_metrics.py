@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from gem_server.commit_times import CommitTimes
 from gem_server.telemetry.metrics import LabelledHistogram
 
 SECONDS = (*(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 2, 5)), 100.0)
@@ -28,11 +29,9 @@ class WireMetrics(Collector):
 
     Args:
         registry: Where to register.
-        clock: Returns monotonic seconds.
     """
 
-    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._carrying = LabelledHistogram(
             "gem_commit_wire_seconds",
             "Time on the network of a commit. up: from a gradient's first byte, once it is its turn, to its last; down: until "
@@ -50,19 +49,18 @@ class WireMetrics(Collector):
         )
         registry.register(self)
 
-    def carried(self, way: Way, transport: str, began: float) -> float:
-        """Adds a tensor that is complete now. Returns the present time."""
-        now = self._clock()
-        if transport != "memory":
-            self._carrying.add(way, now - began)
-        return now
-
-    def waited(self, way: Way, transport: str, began: float) -> float:
-        """Adds the wait of a tensor whose turn begins now. Returns the present time."""
-        now = self._clock()
-        if transport != "memory":
-            self._waiting.add(way, now - began)
-        return now
+    def add(self, times: CommitTimes, transport: str) -> None:
+        """Adds a commit that has ended; of one that failed, what it got to."""
+        if transport == "memory":
+            return
+        if times.upload_began:
+            self._waiting.add(Way.UP, times.upload_began - times.upload_asked)
+        if times.received:
+            self._carrying.add(Way.UP, times.received - times.upload_began)
+        if times.send_began:
+            self._waiting.add(Way.DOWN, times.send_began - times.ready)
+        if times.sent:
+            self._carrying.add(Way.DOWN, times.sent - times.send_began)
 
     def describe(self) -> Iterable[Metric]:
         """Returns nothing, so that registering does not scrape."""
