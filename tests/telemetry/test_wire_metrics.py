@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,10 @@ def seconds(live: Live, name: str, direction: str) -> tuple[float, float]:
     assert count is not None
     assert total is not None
     return count, total
+
+
+def both_counted(live: Live, name: str) -> bool:
+    return seconds(live, name, "up")[0] == 2
 
 
 def slowly(live: Live, send: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +61,7 @@ def test_a_gradient_is_on_the_network_from_its_turn_to_its_last_byte(way: str, m
         for stream in (begun, waiting):
             stream.answer(LARGE.size)
         for name in ("gem_commit_wire_seconds", "gem_commit_turn_wait_seconds"):
-            wait_until(lambda name=name: seconds(live, name, "up")[0] == 2, "both to be counted")
+            wait_until(partial(both_counted, live, name), "both to be counted")
             total = seconds(live, name, "up")[1]
             assert PAUSE <= total < PAUSE + REAL, name
 
