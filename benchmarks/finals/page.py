@@ -92,7 +92,7 @@ def write_page(results: Mapping[Run, Outcome], folder: Path, picture: str = "") 
 
 def _section(losses: Losses, model: str, workers: int, rounds: int, more: str = "") -> str:
     """The table of a place: of the runs with `more` in their settings, if given."""
-    heads = ["Cluster", "today", "in step", "in step, without the slow", *_DESIGNS]
+    heads = ["Cluster", "before", "in step", "in step, without the slow", *_DESIGNS]
     rows = []
     for profile in KINDS:
         where, designs = (model, profile, workers, rounds), plan.designs(profile, workers)
@@ -130,7 +130,7 @@ def _real(losses: Losses, results: Mapping[Run, Outcome], model: str, workers: i
     for profile in KINDS:
         where = (model, profile, workers, rounds)
         ddp = {run.seed: outcome.loss for run, outcome in results.items() if _is(run, where, "real rounds", "")}
-        named = {plan.ours(plan.TODAY): "today", plan.ours(plan.BOTH): "in step"}
+        named = {plan.ours(plan.TODAY): "before", plan.ours(plan.BOTH): "in step"}
         designs = {settings: name for name, settings in plan.designs(profile, workers).items()}
         for method, settings in [*(("ours", each) for each in named), *(("rounds", each) for each in designs)]:
             rate = losses.best(where, f"real {method}", settings)[0] if method == "rounds" else ""
