@@ -156,6 +156,14 @@ WRONG: list[tuple[Object, str]] = [
         "server.container.env: GEM_PEERS is set already",
     ),
     ({"config": {"peers": "a:1"}}, "peers"),
+    ({"backup": {"to": "backup"}}, "/backup/to"),
+    ({"backup": {"to": "/backup"}}, "backup.to is a folder: set backup.existingClaim"),
+    ({"backup": {"to": "s3://bucket", "existingClaim": "nfs"}}, "set backup.to to /backup or a folder in it"),
+    ({"backup": {"to": "/backups", "existingClaim": "nfs"}}, "set backup.to to /backup or a folder in it"),
+    ({"backup": {"to": "s3://bucket", "schedule": "daily"}}, "/backup/schedule"),
+    ({"backup": {"to": "s3://bucket", "keep": -1}}, "/backup/keep"),
+    ({"backup": {"too": "s3://bucket"}}, "too"),
+    ({"backup": {"to": "s3://bucket", "pod": {"hostNetwork": True}}}, "hostNetwork"),
 ]
 
 
