@@ -81,6 +81,7 @@ def test_without_tokens_nothing_of_them_is_left() -> None:
     texts = rendered({"auth": {"enabled": False}})
     assert not [path for path, text in texts.items() if "GEM_TOKEN" in text or ("tokens" in text and path.endswith(".yaml"))]
     assert "OPEN:" in texts["NOTES.txt"]
+    assert "NOT ENCRYPTED:" in rendered({"tls": {"enabled": False}})["NOTES.txt"]
 
 
 def job(**worker: Any) -> Object:

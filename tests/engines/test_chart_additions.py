@@ -39,7 +39,8 @@ def test_the_schema_has_every_field_of_kubernetes_but_the_charts(part: str, file
 
 def spec_of(**worker: Any) -> Object:
     """The worker's pod with these values. All parts have the same template: the golden files show it."""
-    return pod_of(found(objects({"worker": worker}), "Job"))["spec"]
+    spec: Object = pod_of(found(objects({"worker": worker}), "Job"))["spec"]
+    return spec
 
 
 def test_fields_are_replaced_maps_are_merged_and_lists_of_objects_are_joined() -> None:
