@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from gem_api.checkpoint import TENSORS
 from gem_api.errors import GemError
 from gem_api.hyperparameters import SHARD_MODES, Hyperparameters
 from gem_api.layout import Layout
@@ -80,7 +81,7 @@ def require_readable(server: Server) -> None:
     assert len(core.run_id.encode()) <= 8, "a segment's header has room for 8 characters"
     if core.central.initialized:
         state = checkpoint.capture(core).state
-        whole = {**state, "files": {name: {"bytes": 0, "sha256": ""} for name in checkpoint.FILES[1:]}, "sha256": ""}
+        whole = {**state, "files": {name: {"bytes": 0, "sha256": ""} for name in TENSORS}, "sha256": ""}
         require_state(json.loads(json.dumps(whole, default=checkpoint._applied_state)))
         assert core.central.layout is not None
         assert len(core.central.layout.split(core.central.theta)) == len(core.central.layout.pieces), "two pieces share a name"

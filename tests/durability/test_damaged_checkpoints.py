@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from durability.checkpoint_helpers import FILES, trained
 from durability.test_old_files import RUNS
+from gem_api.checkpoint import TENSORS
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, log_cli, recovery
 from gem_server.durability.checkpoint import BadCheckpoint, list_checkpoints, newest, restore
@@ -213,7 +214,7 @@ def test_a_state_that_has_counted_more_than_its_commits_is_not_understood(
     core = make_core()
     (ann,) = start(core)
     commit(core, ann, 1, ONES)
-    files = {name: {"bytes": 0, "sha256": ""} for name in checkpoint.FILES[1:]}
+    files = {name: {"bytes": 0, "sha256": ""} for name in TENSORS}
     state = {**checkpoint.capture(core).state, "files": files, "sha256": ""}
     whole = json.loads(json.dumps(state, default=checkpoint._applied_state))
     require_state(whole)

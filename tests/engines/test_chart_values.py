@@ -144,6 +144,10 @@ WRONG: list[tuple[Object, str]] = [
         "whose pods have no numbers: set worker.indexed to false",
     ),
     ({"worker": {"autoscaling": {"waiting": 1}}}, "/worker/autoscaling/waiting"),
+    (
+        {"worker": {"autoscaling": {"enabled": True, "min": 9}}, "metrics": {"serviceMonitor": {"enabled": True}}},
+        "worker.autoscaling.min is more than worker.parallelism",
+    ),
     ({"worker": {"indexed": True, "parallelism": 0}}, "worker.parallelism"),
     ({"server": {"ranges": 0}}, "/server/ranges"),
     ({"server": {"ranges": 1.5}}, "/server/ranges"),

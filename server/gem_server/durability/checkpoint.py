@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Set
 from contextlib import closing, suppress
 from dataclasses import asdict
@@ -24,15 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gem_api import __version__
+from gem_api.checkpoint import STATE, TENSORS, HigherFormat, digest, intact_state, name_of, version_and_serial
 from gem_api.errors import GemError, Overloaded
-from gem_api.formats import (
-    CHECKPOINT,
-    CHECKPOINT_FORMAT,
-    MAX_STATE_BYTES,
-    checkpoint_number,
-    not_understood,
-    of_another_release,
-)
+from gem_api.formats import CHECKPOINT_FORMAT, MAX_STATE_BYTES, checkpoint_number, not_understood
 from gem_api.framing import empty
 from gem_api.layout import Group, Layout, Vector
 from gem_api.process.logs import Logger
@@ -54,8 +47,6 @@ from gem_server.durability.tensor_file import write_tensors
 from gem_server.rules import PiFacts
 from gem_server.rules.base import Buffers
 
-FILES = ("state.json", "model.safetensors", "workers.safetensors")
-_NAME = re.compile(r"checkpoint-(\d{12})-(\d{4,})")
 _BAD = (
     FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
     SafetensorError, GemError,
@@ -74,14 +65,8 @@ class ForeignCheckpoint(BadCheckpoint):
 def list_checkpoints(directory: Path, storage: Storage | None = None) -> list[Path]:
     """The checkpoints in a directory, newest first."""
     entries = (storage or Storage()).glob(directory, "checkpoint-*")
-    return sorted((entry for entry in entries if _NAME.fullmatch(entry.name)), key=_version_and_serial, reverse=True)
-
-
-def _version_and_serial(path: Path) -> tuple[int, int]:
-    """A checkpoint's version and serial."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2])
+    found = [(order, entry) for entry in entries if (order := version_and_serial(entry.name)) is not None]
+    return [entry for _, entry in sorted(found, reverse=True)]
 
 
 # -- writing
@@ -159,9 +144,9 @@ def make_room(directory: Path, keep: int, storage: Storage) -> bool:
 
 def _next_name(directory: Path, version: int, storage: Storage) -> Path:
     """The folder of a version's next checkpoint."""
-    existing = map(_version_and_serial, list_checkpoints(directory, storage))
+    existing = [version_and_serial(path.name) or (0, 0) for path in list_checkpoints(directory, storage)]
     serial = 1 + max((serial for other, serial in existing if other == version), default=0)
-    return directory / f"checkpoint-{version:012d}-{serial:04d}"
+    return directory / name_of(version, serial)
 
 
 def _remove_left_over(directory: Path, storage: Storage) -> None:
@@ -187,13 +172,13 @@ def write_files(folder: Path, state: dict[str, Any], model: Tensors, workers: Te
     """Writes a checkpoint's files, each synced, to a new folder. `state.json` comes last: it holds the hashes of the others.
     Raises OSError."""
     metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
-    file = storage.create(folder / "model.safetensors")
-    files = {"model.safetensors": write_tensors(file, model.shapes, model.tensor, metadata)}
-    file = storage.create(folder / "workers.safetensors")
-    files["workers.safetensors"] = write_tensors(file, workers.shapes, workers.tensor, {})
+    files = {}
+    for name, tensors, more in zip(TENSORS, (model, workers), (metadata, {}), strict=True):
+        files[name] = write_tensors(storage.create(folder / name), tensors.shapes, tensors.tensor, more)
     state = {**state, "files": files}
-    with closing(storage.create(folder / "state.json")) as file:
-        file.write(0, [json.dumps({**state, "sha256": _digest(state)}, indent=1, default=_applied_state).encode()])
+    with closing(storage.create(folder / STATE)) as file:
+        state["sha256"] = digest(state, _applied_state)
+        file.write(0, [json.dumps(state, indent=1, default=_applied_state).encode()])
         file.sync()
     storage.sync_directory(folder)
 
@@ -296,9 +281,9 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         )
     try:
         layout = layout_of(state).part(core.part)
-        _require_written(path / "model.safetensors", layout.size)
+        _require_written(path / TENSORS[0], layout.size)
         core.central.adopt(layout, empty(layout.size))
-        _read_model(path / "model.safetensors", core)
+        _read_model(path / TENSORS[0], core)
         core.central.version, core.central.progress = state["version"], float(state["progress"])
         core.rounds = float(state["rounds"])
         core.central.start()
@@ -309,7 +294,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         core.samples_committed = state["samples_committed"]
         core.norms.resume(state["norms"])
         core.ledger.restore(state["ledger"])
-        with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
+        with safe_open(path / TENSORS[1], framework="numpy") as tensors:
             core.shared.numbers.update(_numbers(core.rule.numbers, state["shared"]))
             core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
             for lease in state["leases"]:
@@ -338,38 +323,25 @@ def read_state(path: Path, files: bool = True) -> dict[str, Any]:
     The rule is not made, nor its module imported: a rule that is missing now does not make the checkpoint invalid. Raises
     BadCheckpoint."""
     try:
-        state = _intact_state(path)
+        state = intact_state(read_regular(path / STATE, MAX_STATE_BYTES), path)
         number = checkpoint_number(state)
         try:
             require_state(state, number)
             layout_of(state)
         except (ValueError, GemError) as error:
             raise ForeignCheckpoint(not_understood(path, error, state.get("server_version"))) from error
-        for name in FILES[1:] if files else ():
+        for name in TENSORS if files else ():
             _check_file(path / name, state["files"][name])
+    except HigherFormat as error:
+        raise ForeignCheckpoint(str(error)) from None
     except _BAD as error:
-        raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
+        raise BadCheckpoint(f"{path / STATE}: {type(error).__name__}: {error}") from error
     return upgraded(state, number)
-
-
-def _intact_state(path: Path) -> dict[str, Any]:
-    """The content of a state.json that has its own SHA-256, and no higher format. Raises BadCheckpoint or one of `_BAD`."""
-    state: dict[str, Any] = json.loads(read_regular(path / "state.json", MAX_STATE_BYTES))
-    if (number := checkpoint_number(state)) > CHECKPOINT:
-        raise ForeignCheckpoint(of_another_release(path, number, CHECKPOINT, state.get("server_version")))
-    if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
-        raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")
-    return state
 
 
 def _set_aside(path: Path) -> None:
     names = (path.with_name(f"{path.name}.refused{suffix}") for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     path.rename(next(name for name in names if not name.exists()))
-
-
-def _digest(state: dict[str, Any]) -> str:
-    """SHA-256 of a state's JSON, keys sorted."""
-    return hashlib.sha256(json.dumps(state, sort_keys=True, default=_applied_state).encode()).hexdigest()
 
 
 def _check_file(path: Path, expected: dict[str, Any]) -> None:

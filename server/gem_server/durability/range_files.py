@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gem_api.checkpoint import STATE, TENSORS
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
 from gem_api.process.files import lock
@@ -63,7 +64,7 @@ def find(source: Path) -> list[Path]:
         BadRanges: There are none, or a server uses them.
         OSError: They can't be read.
     """
-    if (source / "state.json").is_file():
+    if (source / STATE).is_file():
         return [source]
     folders = [source] if checkpoint.list_checkpoints(source) else sorted(entry for entry in source.iterdir() if entry.is_dir())
     newest = [found[0] for folder in folders if (found := checkpoint.list_checkpoints(folder))]
@@ -217,7 +218,7 @@ def joined_theta(found: Sequence[RangeFiles]) -> Joined:
     """θ. Raises BadRanges if a file does not hold the tensors of its layout."""
     segments = []
     for files in found:
-        tensors = _open(files.path / "model.safetensors")
+        tensors = _open(files.path / TENSORS[0])
         begin = files.layout.begin
         for piece in files.layout.pieces:
             _require_shape(files.path, tensors, piece.name, piece.shape)
@@ -229,7 +230,7 @@ def joined_theta(found: Sequence[RangeFiles]) -> Joined:
 def joined_buffers(found: Sequence[RangeFiles]) -> dict[str, Joined]:
     """The buffers that the rule keeps for all workers, by the names that they have in the files. Raises BadRanges if the ranges
     have different ones."""
-    files = [(each, _open(each.path / "workers.safetensors")) for each in found]
+    files = [(each, _open(each.path / TENSORS[1])) for each in found]
     names = [sorted(name for name in tensors.keys() if name.startswith("/")) for _, tensors in files]  # noqa: SIM118
     if any(each != names[0] for each in names):
         raise BadRanges(f"the ranges keep different buffers for all workers: {names}")

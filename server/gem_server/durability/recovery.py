@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gem_api.checkpoint import STATE
 from gem_api.formats import CHECKPOINT, MAX_STATE_BYTES, checkpoint_number
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.logs import Logger
@@ -227,7 +228,7 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None, reuse: bo
 def log_position_of(path: Path) -> LogPosition | None:
     """The log position that follows a checkpoint; None if it has no log; UNREADABLE if that can't be read."""
     try:
-        state = json.loads(read_regular(path / "state.json", MAX_STATE_BYTES))
+        state = json.loads(read_regular(path / STATE, MAX_STATE_BYTES))
         if checkpoint_number(state) > CHECKPOINT:
             return UNREADABLE
         require(state["log"], Maybe((COUNT, COUNT)), "state.log")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gem_api import __version__
+from gem_api.checkpoint import STATE, name_of
 from gem_api.errors import InvalidRequest
 from gem_api.formats import CHECKPOINT_FORMAT
 from gem_api.hyperparameters import Hyperparameters
@@ -134,7 +135,7 @@ def load(source: Path, count: int, tell: Tell = lambda line: None) -> Resharding
         OSError: A file can't be read.
     """
     resharding = Resharding(read(find(source), tell), count)
-    if not (source / "state.json").is_file():
+    if not (source / STATE).is_file():
         for files in resharding.found:
             require_end(files)
     resharding.require_possible()
@@ -194,7 +195,7 @@ def _write_range(
 ) -> None:
     """Writes the checkpoint of one new range."""
     state, layout = resharding.state(part), resharding.layout.part(part)
-    folder = folder_of(out, part) / f"checkpoint-{state['version']:012d}-0001"
+    folder = folder_of(out, part) / name_of(state["version"])
     storage.make_directories(folder, 0o700)
     offsets = {piece.name: layout.begin + int(at) for piece, at in zip(layout.pieces, layout.offsets, strict=False)}
     shapes = {piece.name: piece.shape for piece in layout.pieces}

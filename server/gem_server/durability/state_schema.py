@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from gem_api.checkpoint import SUMS, require_range
 from gem_api.formats import CHECKPOINT
 from gem_api.hyperparameters import DECLARATIONS, Hyperparameters, require_valid
-from gem_api.ranges import MAX_RANGES
 from gem_api.schedule import Eta
 from gem_api.schema import BIG, COUNT, REAL, Maybe, require
 
@@ -30,7 +30,7 @@ _LEDGER = {
 }  # fmt: skip
 _STATE = {
     "format": str, "server_version": str, "sha256": str,
-    "files": {name: {"bytes": COUNT, "sha256": str} for name in ("model.safetensors", "workers.safetensors")},
+    "files": SUMS,
     "run_id": str, "hyperparameters": dict, "layout": [(str, [COUNT])],
     "groups": {str: (REAL, bool)}, "version": COUNT, "progress": REAL, "rounds": REAL, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
@@ -62,9 +62,7 @@ def require_state(state: Any, number: int = CHECKPOINT) -> None:
     require_hyperparameters(state["hyperparameters"], "state.hyperparameters", number)
     if number > 1:
         _require_progress(state)
-    index, count = state["range"]
-    if not index < count <= MAX_RANGES:
-        raise ValueError(f"state.range is {index} of {count}: there are 1 to {MAX_RANGES} ranges, from 0")
+    require_range(*state["range"])
     ledger, most = state["ledger"], state["hyperparameters"]["shard_size"]
     returned = [shard for deck in ledger["decks"] for shard in deck[3]]
     for begin, end in [*(shard[1:] for shard in returned), *(shard[4:] for shard in ledger["held"])]:
