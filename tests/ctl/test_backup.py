@@ -322,7 +322,7 @@ def test_an_attempt_that_was_killed_is_not_restored(written: Path, tmp_path: Pat
         restore(store, tmp_path / "to")
     backup.write(store, NAME, [received(written)])
     assert restore(store, tmp_path / "to").backup == NAME
-    assert read_state(tmp_path / "to" / written.name)["version"] == 0
+    assert read_state(tmp_path / "to" / written.name).version == 0
 
 
 def test_one_backup_can_be_named(written: Path, tmp_path: Path) -> None:

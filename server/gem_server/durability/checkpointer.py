@@ -115,7 +115,7 @@ class Checkpointer:
             async with self._one_at_a_time:
                 with ExitStack() as captures:
                     captured = await self.in_thread(self._plan(captures))
-                    captured.state["last"] = True
+                    captured.state.last = True
                     written = await self.in_thread(partial(self._save, captured))
                 self._note(written)
 
@@ -207,7 +207,7 @@ class Checkpointer:
         self.before()
         try:
             path = save(directory, captured, self.keep, self.storage, self.logger, make_room)
-            return Written(captured.state["version"], path, _sha256(path))
+            return Written(captured.state.version, path, _sha256(path))
         except OSError as error:
             what = f": {what}" if (what := advice(error)) else ""
             raise CheckpointFailed(f"could not write to {directory}: {error}{what}") from error
