@@ -84,7 +84,7 @@ def timed(folder: Path) -> tuple[list[float], Core]:
     newest = checkpoint.newest(folder, lambda path, why: click.echo(f"{path}: {why}"))
     assert newest is not None
     path, state = newest
-    core = new_core(state["run_id"], Hyperparameters(**state["hyperparameters"]))
+    core = new_core(state.run_id, state.hyperparameters)
     checkpoint.restore(path, state, core, 0.0)
     times.append(time.perf_counter())
     recovery.replay(folder, state, core, 0.0)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
 import click
 from gem_api import __version__
-from gem_api.process.addresses import DEFAULT_PORT
 from gem_api.process.lifetime import interruptible, print_stacks_on_signal
 from gem_api.process.logs import print_error
 from gem_api.process.message_json import as_dict
@@ -24,80 +21,27 @@ from gem_api.process.options import (
     Whole,
     WithHeadings,
     credential_options,
-    credentials,
     no_false_abort,
 )
 from gem_api.process.printable import printable
 from gem_api.process.progress import say
 from gem_api.process.settings_file import config_option, setting
-from gem_client import Admin, GemError, Retry, connect
-from gem_client.transport.security import Security
+from gem_client import GemError, Retry, connect
 from safetensors.numpy import save
 
 from gem_ctl import output, ranges, text
 from gem_ctl.backups.command import checkpoint, restore
 from gem_ctl.columns import terminal_width
 from gem_ctl.doctor import doctor
-from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
+from gem_ctl.local_runs import newest_run
 from gem_ctl.planning.command import plan_run
 from gem_ctl.run_report import is_page, report_on
+from gem_ctl.target import Target
 from gem_ctl.track.follow import Follower
 from gem_ctl.track.tracker import TRACKERS, TrackerError, open_tracker
 from gem_ctl.watch import Interrupts, Watch, show
 
 _PLUGINS = "gem_ctl.commands"
-
-
-@dataclass(frozen=True)
-class Target:
-    """The server that a command talks to.
-
-    Attributes:
-        given: The server's address, if the user named one.
-        runs: Folder with gem-train's runs. Without an address, the server of the run in progress there is used.
-        timeout: Seconds to wait for a response.
-        options: The options for the token and TLS.
-        backup_keep: Number of a run's backups to keep; None to keep all.
-    """
-
-    given: str | None
-    runs: Path
-    timeout: float
-    options: dict[str, Any]
-    backup_keep: int | None = None
-
-    @cached_property
-    def server(self) -> str:
-        """The server's address. Raises click.UsageError if several local runs are in progress."""
-        if self.given is not None:
-            return self.given
-        local_runs = find_runs(self.runs)
-        if len(local_runs) > 1:
-            choices = "".join(f"\n  --server {address}   {folder}" for folder, address in local_runs.items())
-            raise click.UsageError(f"{len(local_runs)} runs are in progress in {self.runs}: choose one\n{choices}")
-        for folder, address in local_runs.items():
-            click.echo(f"gem-ctl: {folder}, server {address}", err=True)
-            if self.options.get("token_file") is None and (folder / ADMIN_TOKEN).exists():
-                self.options["token_file"] = folder / ADMIN_TOKEN
-            return address
-        return f"127.0.0.1:{DEFAULT_PORT}"
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the server's run; None if it is not one of gem-train's on this machine."""
-        return {address: folder for folder, address in find_runs(self.runs).items()}.get(self.server)
-
-    def credentials(self, address: str | None = None) -> dict[str, Any]:
-        """Arguments for `Admin` and `connect`, for the server or this address. Warns if the token would go unencrypted."""
-        server = address or self.server  # if it is a local run's, so is the token
-        given = credentials(self.options)
-        if Security(**given).exposes_token(server):
-            click.echo(f"gem-ctl: the token is sent to {server} UNENCRYPTED: use --tls-ca", err=True)
-        return given
-
-    def admin(self, address: str | None = None) -> Admin:
-        """Opens a connection to the server, or to that of another range at this address."""
-        return Admin(address or self.server, self.timeout, **self.credentials(address))
 
 
 class _TypedErrors(WithHeadings, click.Group):

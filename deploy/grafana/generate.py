@@ -1,8 +1,8 @@
 """Writes Grafana's dashboards, which the Helm chart and compose share, and the chart's alerts: generate.py [--check]
 
-The dashboards are made from `gem_dashboards.boards`, that of the runbook from docs/runbook.md, and the chart's alerts from
-deploy/prometheus/alerts.yml. The dashboards are built with Grafana's typed Foundation SDK, so that a wrong option fails here
-and not in a browser. With --check nothing is written; exit status 1 if the committed files are not what would be written.
+The dashboards are made from `gem_dashboards.boards`, and the chart's alerts from deploy/prometheus/alerts.yml. The dashboards
+are built with Grafana's typed Foundation SDK, so that a wrong option fails here and not in a browser. With --check nothing is
+written; exit status 1 if the committed files are not what would be written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from gem_dashboards.boards import ALERTS, DASHBOARDS, EVENTS
 from gem_dashboards.panels import Dashboard, Event, Kind, Limits, Panel
-from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, text, timeseries
+from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
@@ -40,13 +40,11 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
-from grafana_foundation_sdk.models.text import TextMode
 
 _ROOT = Path(__file__).parents[2]
 # Helm reads no file outside of the chart; compose mounts the chart's dashboards.
 CHART = _ROOT / "deploy" / "helm" / "gem" / "files"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
-RUNBOOK = _ROOT / "docs" / "runbook.md"
 ALERT_RULES = _ROOT / "deploy" / "prometheus" / "alerts.yml"
 _WIDTH, _HALF, _SIXTH = 24, 12, 4  # columns of a page
 
@@ -76,24 +74,6 @@ def build(page: Dashboard) -> dashboard.Dashboard:
     return board
 
 
-def runbook() -> dashboard.Dashboard:
-    """docs/runbook.md as a dashboard, one panel for each alert, so that an alert can link to what to do about it."""
-    board = _page("gem-runbook", "GEM / Runbook", "What each alert means, where to look, and what to do.")
-    introduction, *sections = RUNBOOK.read_text(encoding="utf-8").split("\n## ")
-    first = text.Panel().title("How to read this").content(_self_contained(introduction.partition("\n")[2]))
-    board = board.with_panel(first.mode(TextMode.MARKDOWN).id(1).span(_WIDTH).height(18))
-    for number, section in enumerate(sections, 2):
-        title, _, body = section.partition("\n")
-        panel = text.Panel().title(title).content(_self_contained(body)).mode(TextMode.MARKDOWN)
-        board = board.with_panel(panel.id(number).span(_WIDTH).height(4 + body.count("\n") * 2 // 3))
-    return board
-
-
-def _self_contained(markdown: str) -> str:
-    """Markdown without its links to other files, which Grafana does not have, and with those to sections as plain words."""
-    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).strip()
-
-
 def _page(uid: str, title: str, description: str) -> dashboard.Dashboard:
     """What all dashboards have: a name, and links to the others."""
     others = dashboard.DashboardLink("GEM dashboards").type(DashboardLinkType.DASHBOARDS).tags(["gem"])
@@ -118,7 +98,7 @@ def _alert_list() -> dashboard.Panel:
         "stateFilter": {"firing": True, "pending": True, "error": True, "noData": False, "normal": False},
     }  # fmt: skip
     panel = dashboard.Panel().type("alertlist").title("Alerts").options(options)
-    panel = panel.description("Alerts that fire, or will soon, of every run; each links to the runbook. Good: none.")
+    panel = panel.description("Alerts that fire, or will soon, of every run; docs/runbook.md explains each. Good: none.")
     return panel.span(_WIDTH - _SIXTH).height(4)
 
 
@@ -222,7 +202,7 @@ def limited(expression: str, matcher: str) -> str:
 
 
 def chart_rules() -> str:
-    """The alerts for one run alone. The chart fills in its run, its namespace and Grafana's address.
+    """The alerts for one run alone. The chart fills in its run and its namespace.
 
     The label `namespace` is for AlertmanagerConfig, which by default gets the alerts of its own namespace alone.
     """
@@ -231,8 +211,6 @@ def chart_rules() -> str:
         rule["expr"] = limited(rule["expr"], 'run="@RUN@"')
         if "alert" in rule:
             rule["labels"]["namespace"] = "@NAMESPACE@"
-            link = rule["annotations"]["runbook_url"]
-            rule["annotations"]["runbook_url"] = link.replace("{{ $externalLabels.grafana }}", "@GRAFANA@")
     head = "# Written by deploy/grafana/generate.py from deploy/prometheus/alerts.yml, which says why each rule is as it is.\n"
     return head + yaml.dump({"groups": groups}, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=1 << 20)
 
@@ -253,7 +231,7 @@ _Dumper.add_representer(str, _text)
 
 def files() -> dict[Path, str]:
     """What is to be written where."""
-    boards = [built.build() for built in (*map(build, DASHBOARDS), runbook())]
+    boards = [built.build() for built in map(build, DASHBOARDS)]
     texts = {
         CHART / "dashboards" / f"{board.uid.removeprefix('gem-')}.json": json.dumps(
             board, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False

@@ -20,6 +20,8 @@ from gem_api.layout import Vector
 
 Bytes = bytes | memoryview
 CHUNK_BYTES = 1 << 20
+_UPLOADS = 4  # for gradients that arrive, that are nearly there, that wait to be applied, and that are being applied
+_UPLOAD_BYTES = 64 << 20  # up to which small models have a buffer for each worker
 _HEADER_IN_FRAME = b"\x0a"  # field 1, length-delimited
 _CHUNK_IN_FRAME = b"\x12"  # field 2, length-delimited
 _OFFSET = b"\x08"  # field 1 of Chunk, varint
@@ -96,6 +98,11 @@ def chunk_frame(offset: int, data: memoryview, opening: bytes = b"") -> bytes:
     """
     inner = (_OFFSET + varint(offset) if offset else b"") + _DATA + varint(len(data))
     return b"".join((opening, _CHUNK_IN_FRAME, varint(len(inner) + len(data)), inner, data))
+
+
+def upload_buffers(workers: int, nbytes: int) -> int:
+    """How many buffers of `nbytes` a server has for the gradients of its workers, besides those that arrive slowly."""
+    return min(workers, max(_UPLOADS, _UPLOAD_BYTES // max(1, nbytes)))
 
 
 def bytes_of(packed: Vector) -> memoryview:

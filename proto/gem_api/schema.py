@@ -7,15 +7,18 @@ REAL             a number that a float can hold, infinities and NaN too
 [schema]         an array of any length
 {name: schema}   an object with exactly these names
 dict             an object, whatever it holds
-{str: schema}    an object with any names
+{str: schema}    an object with any names; with an enumeration instead of str, with names of that
 Maybe(schema)    that, or null
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from enum import StrEnum
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 Schema = Any
 
@@ -38,6 +41,7 @@ class Maybe:
 COUNT = Whole(0, (1 << 63) - 1)
 BIG = Whole(0, (1 << 64) - 1)
 REAL = float
+Big = Annotated[int, BIG]
 
 
 def require(value: Any, schema: Schema, what: str) -> None:
@@ -87,11 +91,55 @@ def _all_numbers(values: list[Any], schema: Schema) -> bool:
 
 
 def _require_members(value: dict[str, Any], schema: dict[Any, Schema], what: str) -> None:
-    if str in schema:
+    key: Any = next(iter(schema))
+    if key is str:
         schema = dict.fromkeys(value, schema[str])
-    elif unknown := value.keys() - schema.keys():
+    elif isinstance(key, type) and issubclass(key, StrEnum):
+        schema = {name: schema[key] for name in key if name in value}
+    if unknown := value.keys() - schema.keys():
         raise ValueError(f"{what} has an unknown name, {min(unknown)[:50]!r}")
     for name, each in schema.items():
         if name not in value:
             raise ValueError(f"{what} has no {name!r}")
         require(value[name], each, f"{what}.{name[:50]}")
+
+
+# -- types
+
+
+class Codec(NamedTuple):
+    """A type's schema, and what makes a value of the type from a JSON value that fits."""
+
+    schema: Schema
+    decode: Callable[[Any], Any]
+
+
+def codec(kind: Any, known: Mapping[Any, Codec]) -> Codec:
+    """The codec of a type: a dataclass is an object, a NamedTuple an array, an int a COUNT unless it is `Big`. `known` has the
+    codecs of types whose fields don't describe them."""
+    if kind in known:
+        return known[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return Codec(arguments[1], arguments[0])
+    if origin is tuple or hasattr(kind, "_fields"):
+        inner = [codec(each, known) for each in arguments or get_type_hints(kind, include_extras=True).values()]
+        make = tuple if origin is tuple else kind._make
+        return Codec(
+            tuple(each.schema for each in inner),
+            lambda value: make(part.decode(each) for part, each in zip(inner, value, strict=True)),
+        )
+    is_object: bool = is_dataclass(kind)
+    if is_object:
+        parts = {name: codec(each, known) for name, each in get_type_hints(kind, include_extras=True).items()}
+        schema = {name: each.schema for name, each in parts.items()}
+        return Codec(schema, lambda value: kind(**{name: each.decode(value[name]) for name, each in parts.items()}))
+    inner = [codec(each, known) for each in arguments]
+    if origin is UnionType:
+        return Codec(Maybe(inner[0].schema), lambda value: None if value is None else inner[0].decode(value))
+    if origin is list:
+        return Codec([inner[0].schema], lambda value: list(map(inner[0].decode, value)))
+    if origin is dict:
+        name, part = arguments[0], inner[1]
+        return Codec({name: part.schema}, lambda value: {name(key): part.decode(each) for key, each in value.items()})
+    return Codec(COUNT if kind is int else kind, kind)

@@ -12,7 +12,7 @@ import pytest
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters, flag
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as server
-from gem_server.durability.state_schema import require_hyperparameters
+from gem_server.durability.state import require_hyperparameters
 from kit.core import make_core
 
 

@@ -9,6 +9,7 @@ import zlib
 import pytest
 from gem_api import lane
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, Overloaded, Superseded
+from gem_api.framing import varint
 from gem_api.lane import MAGIC, MAX_HEADER_BYTES, PREFIX_BYTES, VERSION, Kind, error_message, error_of, opening
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
@@ -123,15 +124,8 @@ def test_an_error_is_the_same_on_the_other_side(error: GemError) -> None:
 @given(st.integers(-(2**31), 2**31 - 1), st.text(max_size=20), st.text(max_size=20))
 def test_an_error_of_a_later_version_is_an_error_too(code: int, text: str, reason: str) -> None:
     message = lane_pb2.LaneError(message=text, lease_end_reason=reason)
-    data = message.SerializeToString() + b"\x08" + _varint(code % 2**64)
+    data = message.SerializeToString() + b"\x08" + varint(code % 2**64)
     assert isinstance(error_of(lane_pb2.LaneError.FromString(data)), Exception)
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out, value = out + bytes([value & 127 | 128]), value >> 7
-    return out + bytes([value])
 
 
 # -- the socket

@@ -12,7 +12,8 @@ from gem_server.core.records import Kind, Record
 from gem_server.core.releases import WAIT_ROUNDS, Releases
 from gem_server.core.state_machine import Core
 from gem_server.core.timetable import _Steps
-from gem_server.durability.capture import Capture, state_buffers
+from gem_server.durability import checkpoint
+from gem_server.durability.capture import state_buffers
 from gem_server.durability.replay import apply as replay
 from gem_server.durability.scratch import Scratch
 from gem_server.rules.specification import released
@@ -139,7 +140,7 @@ def test_a_checkpoint_that_is_being_written_has_the_snapshot_from_before_the_rel
     lease = run.core.leases.get(run.leases[0])
     before = {name: bits(buffer) for name, buffer in state_buffers(run.core, lease).items()}
     scratch = Scratch(SMALL.size)
-    captured = Capture(run.core, {}, scratch)
+    captured = checkpoint.capture(run.core, scratch=scratch)
     captured.copy_theta()
     run.core.central.theta += 1
     run.releases.plan([run.leases[0]])()

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from gem_api.checkpoint import TENSORS
 from gem_api.errors import CheckpointFailed, GemError
 from gem_client import Admin, connect
 from gem_ctl.backups import backup
-from gem_ctl.backups.backup import FILES, RangeCheckpoint
+from gem_ctl.backups.backup import RangeCheckpoint
 from gem_ctl.backups.restore import restore
 from gem_ctl.backups.stores import BackupFailed, Folder, open_store
 from gem_ctl.cli import main
@@ -95,7 +96,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pieces(path: Path) -> Iterator[tuple[str, bytes]]:
     """A checkpoint's files, as `Admin.read_checkpoint` yields them, in small pieces."""
-    for name in ("state.json", *FILES):
+    for name in ("state.json", *TENSORS):
         content = (path / name).read_bytes()
         yield from ((name, content[at : at + 1000]) for at in range(0, len(content), 1000))
 
@@ -249,8 +250,8 @@ def test_a_store_that_keeps_other_bytes_is_noticed(name: str, written: Path, tmp
 
 @pytest.mark.parametrize(
     ("files", "why"),
-    [(("model.safetensors",), "did not send workers.safetensors"), ((*FILES, "evil"), "'evil' that is not of a checkpoint"),
-     (("../model.safetensors",), "is not of a checkpoint"), ((*FILES, "model.safetensors"), "is not of a checkpoint")],
+    [(("model.safetensors",), "did not send workers.safetensors"), ((*TENSORS, "evil"), "'evil' that is not of a checkpoint"),
+     (("../model.safetensors",), "is not of a checkpoint"), ((*TENSORS, "model.safetensors"), "is not of a checkpoint")],
 )  # fmt: skip
 def test_a_server_that_sends_other_files_leaves_no_backup(
     files: tuple[str, ...], why: str, written: Path, tmp_path: Path
@@ -321,7 +322,7 @@ def test_an_attempt_that_was_killed_is_not_restored(written: Path, tmp_path: Pat
         restore(store, tmp_path / "to")
     backup.write(store, NAME, [received(written)])
     assert restore(store, tmp_path / "to").backup == NAME
-    assert read_state(tmp_path / "to" / written.name)["version"] == 0
+    assert read_state(tmp_path / "to" / written.name).version == 0
 
 
 def test_one_backup_can_be_named(written: Path, tmp_path: Path) -> None:

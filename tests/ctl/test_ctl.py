@@ -27,8 +27,9 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, Session, connect
 from gem_client.torch import Optimizer
 from gem_ctl import text
-from gem_ctl.cli import Target, main
+from gem_ctl.cli import main
 from gem_ctl.local_runs import Announcement, find_runs
+from gem_ctl.target import Target
 from kit.model import GRADIENT, in_background, model, theta, version
 from kit.regions import abstract
 from kit.server import DEADLINE, Live, config, serving

@@ -24,9 +24,7 @@ from gem_ctl.planning.plan import (
     Setup,
     plan,
     server_seconds,
-    upload_buffers,
 )
-from gem_server.core.uploads import buffers_for
 from kit.core import make_core, start
 
 P = 5_000
@@ -68,12 +66,6 @@ def test_the_memory_of_an_optimizer_is_what_the_core_holds(rule: str, optimizer:
     planned = plan(replace(SETUP, workers=1, rule=rule, optimizer=optimizer))
     assert planned.worker_bytes == core.leases.get(ann).nbytes
     assert planned.server_bytes - PROCESS_BYTES == core.memory.held
-
-
-@pytest.mark.parametrize("workers", [1, 4, 5, 1000])
-@pytest.mark.parametrize("parameters", [1, 156_450, 1_000_000, 25_000_000])
-def test_the_buffers_of_gradients_that_arrive_are_those_of_the_server(workers: int, parameters: int) -> None:
-    assert upload_buffers(workers, 4 * parameters) == buffers_for(workers, 4 * parameters)
 
 
 def test_the_bytes_of_a_commit_are_those_of_its_chunks_both_ways() -> None:

@@ -88,12 +88,6 @@ def test_the_file_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
     assert named == kept
 
 
-def test_in_compose_alone_a_new_run_waits_until_nobody_else_joins() -> None:
-    assert ServerConfig().start_quiet_seconds == 0
-    assert COMPOSE["services"]["server"]["environment"]["GEM_START_QUIET_SECONDS"] == "${GEM_START_QUIET_SECONDS:-30}"
-    assert "start_quiet_seconds" not in tomllib.loads(SETTINGS)
-
-
 def test_every_variable_is_documented_and_every_documented_variable_is_read() -> None:
     read = {name for service in COMMANDS for name in passed_on(service)} | interpolated()
     assert read - OURS == documented().keys()

@@ -27,8 +27,7 @@ FILES = ROOT / "deploy" / "helm" / "gem" / "files"
 BOARDS: dict[str, Any] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((FILES / "dashboards").glob("*.json"))
 }
-QUESTIONS = {name: board for name, board in BOARDS.items() if name != "runbook"}  # those that ask Prometheus
-PANELS = {f"{name}: {panel['title']}": panel for name, board in QUESTIONS.items() for panel in board["panels"]}
+PANELS = {f"{name}: {panel['title']}": panel for name, board in BOARDS.items() for panel in board["panels"]}
 ASKING = {where: panel for where, panel in PANELS.items() if panel["type"] != "alertlist"}
 COLUMNS = 24  # of Grafana's grid
 
@@ -178,16 +177,6 @@ def test_the_colours_of_memory_are_red_when_the_alert_fires() -> None:
     (expression,) = [rule["expr"] for rule in rules if rule.get("alert") == "GemMemoryNearLimit"]
     red = PANELS["server: Memory in use"]["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]
     assert expression.endswith(f"> {red['value']}")
-
-
-def test_the_runbook_is_there_whole() -> None:
-    """Each section of docs/runbook.md is a panel, without links that Grafana could not follow."""
-    written = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
-    titles = re.findall(r"^## (.+)$", written, re.MULTILINE)
-    shown = {panel["title"]: panel["options"]["content"] for panel in BOARDS["runbook"]["panels"]}
-    assert list(shown) == ["How to read this", *titles]
-    assert not [title for title, text in shown.items() if "](" in text]
-    assert all(way in shown["How to read this"] for way in ("docker compose logs server", "kubectl logs", "gem-server"))
 
 
 # -- how Grafana and Prometheus find them

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from gem_api.checkpoint import TENSORS
 from gem_api.errors import GemError
 from gem_api.hyperparameters import SHARD_MODES, Hyperparameters
 from gem_api.layout import Layout
@@ -17,7 +18,7 @@ from gem_server.core.facts import Admission
 from gem_server.core.records import Record
 from gem_server.durability import checkpoint
 from gem_server.durability.segment import from_text, to_text
-from gem_server.durability.state_schema import require_state
+from gem_server.durability.state import encoded, state_of
 from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
 from gem_server.telemetry.run_view import RunView
@@ -79,9 +80,9 @@ def require_readable(server: Server) -> None:
         assert (again.kind, json.dumps(again.fields)) == (record.kind, json.dumps(record.fields))
     assert len(core.run_id.encode()) <= 8, "a segment's header has room for 8 characters"
     if core.central.initialized:
-        state = checkpoint.capture(core).state
-        whole = {**state, "files": {name: {"bytes": 0, "sha256": ""} for name in checkpoint.FILES[1:]}, "sha256": ""}
-        require_state(json.loads(json.dumps(whole, default=checkpoint._applied_state)))
+        sums = {name: {"bytes": 0, "sha256": ""} for name in TENSORS}
+        whole = {**vars(checkpoint.capture(core).state), "files": sums, "sha256": ""}
+        state_of(json.loads(json.dumps(whole, default=encoded)))
         assert core.central.layout is not None
         assert len(core.central.layout.split(core.central.theta)) == len(core.central.layout.pieces), "two pieces share a name"
     RunView(core, Progress(0.0), lambda: 0.0).read().SerializeToString()

@@ -14,6 +14,7 @@ from gem_server.core.facts import Applied
 from gem_server.core.records import Record
 from gem_server.durability import checkpoint, replay
 from gem_server.durability.checkpoint import newest, restore
+from gem_server.durability.state import encoded
 from gem_server.intake.messages import commit_result
 from gem_server.rules import RULES
 from gem_server.rules.proxies import PROXIES
@@ -124,14 +125,13 @@ def test_any_tensor_name_that_a_layout_takes_can_be_kept(name: str, tmp_path: Pa
 
 def test_answers_become_json_while_commits_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of 1,000 workers would hold the event loop for a second."""
-    converted: list[Applied] = []
-    convert = checkpoint._applied_state
+    converted: list[Any] = []
 
-    def noted(applied: Applied) -> dict[str, Any]:
-        converted.append(applied)
-        return convert(applied)
+    def noted(part: Any) -> dict[str, Any]:
+        converted.append(part)
+        return encoded(part)
 
-    monkeypatch.setattr(checkpoint, "_applied_state", noted)
+    monkeypatch.setattr(checkpoint, "encoded", noted)
     core = trained(Hyperparameters())
     captured = checkpoint.capture(core)
     assert not converted
@@ -148,7 +148,7 @@ def test_a_norm_that_waits_during_a_checkpoint_counts_once_after_a_replay() -> N
     head = header(core, "lease-1", 1)
     _, lease = core.admit(head, 0.0)
     ticketed = core.ticket(lease, head, 0.0, uploaded(core, 1.0), norm=3.0)
-    copied.norms.resume(checkpoint.capture(core).state["norms"])
+    copied.norms.resume(checkpoint.capture(core).state.norms)
     core.record_to(lambda record: records.append(record) or len(records))
     apply(core, ticketed)
     for record in records:

@@ -42,7 +42,7 @@ def state(live: Live) -> dict[str, Any]:
             lease.worker: (lease.sequence, lease.base_version, {name: array.tobytes() for name, array in lease.buffers.items()})
             for lease in core.leases.live.values()
         }
-        held = sorted(core.ledger.state()["held"])
+        held = sorted(core.ledger.state().held)
         return {"θ": core.central.theta.tobytes(), "leases": leases, "held": held, "all": fingerprint(core)}
 
     return dict(live.on_loop(read))

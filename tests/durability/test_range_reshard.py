@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from gem_api.checkpoint import digest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import Range
@@ -322,7 +323,7 @@ def test_a_range_that_cannot_be_is_refused(value: Any, tmp_path: Path) -> None:
     state = json.loads((path / "state.json").read_text())
     del state["sha256"]
     state["range"] = value
-    (path / "state.json").write_text(json.dumps({**state, "sha256": checkpoint._digest(state)}))
+    (path / "state.json").write_text(json.dumps({**state, "sha256": digest(state)}))
     with pytest.raises(checkpoint.BadCheckpoint, match="range"):
         checkpoint.read_state(path)
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "gem"
 CI = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
 RELEASE, NAMESPACE = "demo", "ml"
+WITH_PODS = ("StatefulSet", "Deployment", "Job", "CronJob", "Pod")
 
 Object = dict[str, Any]
 
@@ -53,12 +54,14 @@ def named(of: list[Object], kind: str, name: str) -> Object:
 
 def pod_specs(of: list[Object]) -> dict[str, Object]:
     """The specs of all pods, by kind and name of what they belong to."""
-    specs = {f"{each['kind']} {each['metadata']['name']}": each for each in of}
-    return {
-        name: each["spec"]["template"]["spec"] if "template" in each["spec"] else each["spec"]
-        for name, each in specs.items()
-        if each["kind"] in ("StatefulSet", "Deployment", "Job", "Pod")
-    }
+    return {f"{each['kind']} {each['metadata']['name']}": pod_of(each)["spec"] for each in of if each["kind"] in WITH_PODS}
+
+
+def pod_of(owner: Object) -> Object:
+    """The template of the pods that an object makes; of a pod, itself."""
+    spec = owner.get("spec", {})
+    pod: Object = spec.get("jobTemplate", {}).get("spec", spec).get("template", owner)
+    return pod
 
 
 def environment(container: Object) -> dict[str, str]:

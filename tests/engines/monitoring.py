@@ -36,9 +36,9 @@ class Release:
         return str(self.one("StatefulSet")["metadata"]["name"]) + "-0"
 
 
-def render(namespace: str, name: str, **metrics: Any) -> Release:
-    """The release with all of its metrics on, and these values of `metrics` instead of the chart's."""
-    values = {kind: {"enabled": True, **metrics.get(kind, {})} for kind in ("serviceMonitor", "prometheusRule", "dashboards")}
+def render(namespace: str, name: str) -> Release:
+    """The release with all of its metrics on."""
+    values = {kind: {"enabled": True} for kind in ("serviceMonitor", "prometheusRule", "dashboards")}
     return Release(namespace, name, tuple(objects({"metrics": values}, name, namespace)))
 
 

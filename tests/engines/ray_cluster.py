@@ -11,12 +11,35 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from gem_client import Admin
 from kit.server import wait_until
 from launcher.train_helpers import PATIENCE, Launcher, command_lines
+
+
+@contextmanager
+def ray_cluster(cpus: int, *, token: bool = False, joined: bool = False, **resources: float) -> Iterator[RayCluster]:
+    """A cluster with a head. This process, and those that it starts, have the environment for it; with `joined`, it is
+    connected. The rest are arguments of `RayCluster`."""
+    cluster = RayCluster(token)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.environment.items():
+            patch.setenv(name, value)
+        try:
+            cluster.start_head(cpus, **resources)
+            if joined:
+                import ray  # not before the environment is set
+
+                ray.init(cluster.address, log_to_driver=False)
+            yield cluster
+        finally:
+            if joined:
+                ray.shutdown()
+            cluster.close()
 
 
 class RayCluster:

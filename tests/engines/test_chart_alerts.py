@@ -18,17 +18,12 @@ from kit.scripts import script
 from telemetry.exported import TARGET, exported
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
-GRAFANA_URL = "http://grafana.example"  # as in alerts_test.yml
 # Two releases of one name in two namespaces.
-FIRST, SECOND = (render(namespace, "digits", prometheusRule={"grafanaUrl": GRAFANA_URL}) for namespace in ("ml", "research"))
+FIRST, SECOND = (render(namespace, "digits") for namespace in ("ml", "research"))
 # What the operator's configuration adds to each target.
 OPERATORS_LABELS = {"namespace", "service", "pod", "container", "endpoint", "node"}
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-
-
-def rules(release: Release) -> list[dict[str, Any]]:
-    return [rule for group in release.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
 
 
 # -- valid objects
@@ -61,14 +56,6 @@ def test_no_metric_has_a_label_that_a_target_has() -> None:
 )  # fmt: skip
 def test_a_matcher_is_added_to_each_selector(expression: str, wanted: str) -> None:
     assert script(GENERATE).limited(expression, "R") == wanted
-
-
-def test_alerts_link_to_the_runbook_if_grafana_has_an_address() -> None:
-    links = [rule["annotations"]["runbook_url"] for rule in rules(FIRST) if "alert" in rule]
-    assert all(link.startswith(f"{GRAFANA_URL}/d/gem-runbook?viewPanel=") for link in links)
-    without = [rule["annotations"].keys() for rule in rules(render("ml", "digits")) if "alert" in rule]
-    assert without == [{"summary", "description"}] * len(links)
-    assert "$externalLabels" not in str(FIRST.one("PrometheusRule"))
 
 
 # -- promtool
@@ -131,7 +118,7 @@ def expected(alert: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_the_dashboards_are_config_maps_that_grafanas_sidecar_finds() -> None:
     files = {name for one in boards(FIRST) for name in one["data"]}
-    assert files == {*(f"{board.uid}.json" for board in DASHBOARDS), "gem-runbook.json"}
+    assert files == {f"{board.uid}.json" for board in DASHBOARDS}
     for one in boards(FIRST):
         ((name, text),) = one["data"].items()
         source = ROOT / "deploy" / "helm" / "gem" / "files" / "dashboards" / name.removeprefix("gem-")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from engines.chart import Object, environment, found, objects, values_of
+from engines.chart import Object, found, objects
 from gem_ctl.planning.outcome import outcome
 from gem_ctl.planning.plan import Setup
 from gem_ctl.planning.scenario import Scenario, workers_that_pay
@@ -38,19 +38,6 @@ def chosen(value: float, threshold: float, now: int) -> int:
     ratio = value / (threshold * max(now, 1))
     wanted = now if abs(ratio - 1) <= 0.1 else math.ceil(round(value / threshold, 3))
     return min(MAX, max(1, wanted))
-
-
-def test_workers_are_a_deployment_that_is_not_scaled_by_an_upgrade() -> None:
-    of = elastic()
-    deployment = found(of, "Deployment", "worker")
-    assert "replicas" not in deployment["spec"]
-    assert not [each for each in of if each["kind"] == "Job"]
-    scaled = found(of, "ScaledObject")["spec"]
-    assert scaled["scaleTargetRef"] == {"name": deployment["metadata"]["name"]}
-    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, MAX)
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    (job,) = found(objects(), "Job")["spec"]["template"]["spec"]["containers"]
-    assert container == job, "everything else is as in a Job"
 
 
 def test_the_query_names_metrics_and_labels_that_exist() -> None:
@@ -144,12 +131,3 @@ def test_the_number_settles_where_a_further_worker_brings_little(begin: int, spr
         seen.append(now)
     assert len(set(seen[-4:])) == 1, f"settled: {seen}"
     assert 0.8 * pays <= now <= 1.4 * pays, f"{now} workers, where {pays} pay"
-
-
-def test_the_example_names_a_prometheus() -> None:
-    of = objects(values_of("elastic"))
-    assert (
-        environment(found(of, "Deployment", "worker")["spec"]["template"]["spec"]["containers"][0])["GEM_TASK"] == "my_task:Net"
-    )
-    (only,) = found(of, "ScaledObject")["spec"]["triggers"]
-    assert only["metadata"]["serverAddress"].startswith("http://prometheus-operated.monitoring:9090")

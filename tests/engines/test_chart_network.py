@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 
 import pytest
-from engines.chart import NAMESPACE, Object, objects, pod_specs, values_of
+from engines.chart import NAMESPACE, WITH_PODS, Object, objects, pod_of, pod_specs, values_of
 
 GRPC, LANE, PAGE, WORKERS_METRICS, DNS, HTTPS = 50051, 50052, 9464, 9465, 53, 443
 CLIENTS = ("worker", "evaluator", "test")
@@ -64,9 +64,9 @@ def lets(policies: list[Object], direction: str, end: End, other: End, port: int
 def ends(of: list[Object]) -> Iterator[End]:
     """A pod of each part of the release, and others around it."""
     for each in of:
-        if each["kind"] in ("StatefulSet", "Job", "Deployment", "Pod"):
-            metadata = each["spec"].get("template", each)["metadata"]
-            yield End(metadata["labels"]["app.kubernetes.io/component"], NAMESPACE, metadata["labels"])
+        if each["kind"] in WITH_PODS:
+            labels = pod_of(each)["metadata"]["labels"]
+            yield End(labels["app.kubernetes.io/component"], NAMESPACE, labels)
     yield End("neighbour", NAMESPACE, {"app": "other"})
     yield End("prometheus", "monitoring", {"app": "prometheus"})
     yield End("resolver", "kube-system", {"k8s-app": "kube-dns"})
@@ -77,7 +77,7 @@ def connections(values: Object) -> set[tuple[str, str, int]]:
     """All connections that are allowed and that an end of the release has a part in: (from, to, port)."""
     of = objects(values)
     policies = [each for each in of if each["kind"] == "NetworkPolicy"]
-    ours = {"server", *CLIENTS}
+    ours = {"server", "backup", *CLIENTS}
     return {
         (source.name, target.name, port)
         for source, target in itertools.product(ends(of), repeat=2)
@@ -133,6 +133,14 @@ def test_peers_of_the_values_are_let_in_and_out_and_nobody_else() -> None:
         *TO_SERVER, *RESOLVING, ("neighbour", "server", GRPC), ("neighbour", "server", LANE),
         *((client, "internet", HTTPS) for client in CLIENTS), *elsewhere, *names("server"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("ranges", [1, 3])
+def test_the_backup_reaches_the_server_and_every_store_and_nobody_reaches_it(ranges: int) -> None:
+    found = connections({"backup": {"to": "s3://bucket/demo"}, "server": {"ranges": ranges}})
+    backups = {each for each in found if "backup" in each}
+    stores = {("backup", other, port) for other in ("neighbour", "prometheus", "resolver", "internet") for port in PORTS}
+    assert backups == {("backup", "server", GRPC), *stores}
 
 
 @pytest.mark.parametrize("name", ["full", "elastic"])

@@ -33,7 +33,6 @@ from kit.settings import configured
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 
-GRAFANA_URL = "https://grafana.example"
 INTERVAL = "1s"  # between two scrapes, and two evaluations of the rules
 WINDOW = 4.0  # seconds of rates
 PATIENCE = 120.0  # seconds for what takes an alert's `for`, on a busy machine
@@ -123,7 +122,7 @@ def a_run(folder: Path, name: str, workers: int) -> Iterator[Run]:
         configured(memory_socket="off", checkpoint_interval=0, reply_wait=0.15),
     ]  # fmt: skip
     crew = {f"{name}-gem-worker-{number}": free_address() for number in range(workers)}
-    release = render("ml", name, prometheusRule={"grafanaUrl": GRAFANA_URL})
+    release = render("ml", name)
     with ExitStack() as stack:
         served = stack.enter_context(running(folder / f"{name}-server", "-m", "gem_server", *server)).process
         for pod, at in crew.items():

@@ -67,25 +67,6 @@ def settings(of: list[Object]) -> str:
     return text
 
 
-def test_names_are_right_for_every_release() -> None:
-    of = objects({"server": {"ranges": 2}, "fullnameOverride": "run-2026"}, "2026-run")
-    assert environment(container(of))["GEM_PEERS"] == "run-2026-server-1.run-2026-headless.ml.svc:50051"
-
-
-def test_workers_are_the_same_as_with_one_server() -> None:
-    """So a run with another number of servers needs no other image, and nothing else in the release changes."""
-
-    def by_name(values: Object) -> dict[tuple[str, str], Object]:
-        # Existing Secrets, because the chart's own are random.
-        of = objects(values | {"auth": {"existingSecret": "tokens"}, "tls": {"existingSecret": "certificate"}})
-        return {(each["kind"], each["metadata"]["name"]): each for each in of}
-
-    one, two = by_name({}), by_name({"server": {"ranges": 2}})
-    assert one.keys() == two.keys()
-    differing = {kind for (kind, name), each in one.items() if each != two[kind, name]}
-    assert differing == {"StatefulSet", "Service", "NetworkPolicy"}
-
-
 def test_the_largest_number_of_servers_is_the_commands() -> None:
     of = objects({"server": {"ranges": MAX_RANGES}})
     assert len(environment(container(of))["GEM_PEERS"].split(",")) == MAX_RANGES - 1

@@ -144,6 +144,10 @@ WRONG: list[tuple[Object, str]] = [
         "whose pods have no numbers: set worker.indexed to false",
     ),
     ({"worker": {"autoscaling": {"waiting": 1}}}, "/worker/autoscaling/waiting"),
+    (
+        {"worker": {"autoscaling": {"enabled": True, "min": 9}}, "metrics": {"serviceMonitor": {"enabled": True}}},
+        "worker.autoscaling.min is more than worker.parallelism",
+    ),
     ({"worker": {"indexed": True, "parallelism": 0}}, "worker.parallelism"),
     ({"server": {"ranges": 0}}, "/server/ranges"),
     ({"server": {"ranges": 1.5}}, "/server/ranges"),
@@ -156,6 +160,14 @@ WRONG: list[tuple[Object, str]] = [
         "server.container.env: GEM_PEERS is set already",
     ),
     ({"config": {"peers": "a:1"}}, "peers"),
+    ({"backup": {"to": "backup"}}, "/backup/to"),
+    ({"backup": {"to": "/backup"}}, "backup.to is a folder: set backup.existingClaim"),
+    ({"backup": {"to": "s3://bucket", "existingClaim": "nfs"}}, "set backup.to to /backup or a folder in it"),
+    ({"backup": {"to": "/backups", "existingClaim": "nfs"}}, "set backup.to to /backup or a folder in it"),
+    ({"backup": {"to": "s3://bucket", "schedule": "daily"}}, "/backup/schedule"),
+    ({"backup": {"to": "s3://bucket", "keep": -1}}, "/backup/keep"),
+    ({"backup": {"too": "s3://bucket"}}, "too"),
+    ({"backup": {"to": "s3://bucket", "pod": {"hostNetwork": True}}}, "hostNetwork"),
 ]
 
 

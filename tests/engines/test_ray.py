@@ -17,7 +17,7 @@ import gem_worker.ray
 import pytest
 import torch
 from click.testing import CliRunner
-from engines.ray_cluster import OnRay, RayCluster
+from engines.ray_cluster import OnRay, RayCluster, ray_cluster
 from gem_client import Admin, Unauthenticated
 from gem_ctl.cli import main as ctl
 from gem_worker.launcher.cluster import MAX_RESTARTS
@@ -89,15 +89,8 @@ class FirstWorkerFails(Good):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    cluster = RayCluster(token=False)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in cluster.environment.items():
-            patch.setenv(name, value)
-        try:
-            cluster.start_head(cpus=3)
-            yield cluster
-        finally:
-            cluster.close()
+    with ray_cluster(3) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from engines.ray_cluster import OnRay, RayCluster
+from engines.ray_cluster import OnRay, RayCluster, ray_cluster
 from kit.process import environment
 from kit.server import wait_until
 from kit.settings import configured
@@ -55,16 +55,11 @@ print("the run is over")
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
-    cluster = RayCluster(token=True)
     (tmp_path / "own_task.py").write_text(OWN_TASK)
-    for name, value in {**cluster.environment, "PYTHONPATH": environment(tmp_path)["PYTHONPATH"]}.items():
-        monkeypatch.setenv(name, value)
-    try:
-        cluster.start_head(cpus=6, joiner=2)
+    monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
+    with ray_cluster(6, token=True, joiner=2) as cluster:
         cluster.add_node("127.0.0.2", cpus=4)
         yield cluster
-    finally:
-        cluster.close()
 
 
 @pytest.mark.slow

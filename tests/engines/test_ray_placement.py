@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from engines.ray_cluster import OnRay, RayCluster
+from engines.ray_cluster import OnRay, RayCluster, ray_cluster
 from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
 from gem_worker.ray.host import RayHost
 from gem_worker.ray.placement import Placement
@@ -24,17 +24,8 @@ FAR = "127.0.0.2"  # the second node
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
     """A cluster with one node, to which the first test adds another."""
-    cluster = RayCluster(token=False)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in cluster.environment.items():
-            patch.setenv(name, value)
-        try:
-            cluster.start_head(cpus=2)
-            ray.init(cluster.address, log_to_driver=False)
-            yield cluster
-        finally:
-            ray.shutdown()
-            cluster.close()
+    with ray_cluster(2, joined=True) as cluster:
+        yield cluster
 
 
 def test_workers_wait_for_a_node_with_their_labels_which_an_autoscaler_may_add(cluster: RayCluster, tmp_path: Path) -> None:

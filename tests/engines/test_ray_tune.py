@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-from engines.ray_cluster import RayCluster
+from engines.ray_cluster import RayCluster, ray_cluster
 from gem_worker.ray.tune import trainable
 from launcher.train_helpers import assert_every_sample_accounted_for, command_lines, last_state, read_json
 from ray import tune
@@ -18,17 +17,9 @@ WHOLE, ENDLESS = 4, 1_000_000  # epochs
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
-    cluster = RayCluster(token=False)
-    for name, value in cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    try:
-        cluster.start_head(cpus=4)
-        ray.init(cluster.address, log_to_driver=False)
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(4, joined=True) as cluster:
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.close()
 
 
 def stop(trial: str, result: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from engines.ray_cluster import OnRay, RayCluster
+from engines.ray_cluster import OnRay, ray_cluster
 from gem_worker.launcher.cli import main as train
 from kit.pages import ROOT
 from kit.settings import configured
@@ -72,18 +72,18 @@ def entrypoint(run: Path) -> tuple[list[str], str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_lost_head_loses_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_head_loses_no_commit(tmp_path: Path) -> None:
     """The driver, the server, Ray's own processes and the workers end at once. KubeRay then starts the same command on a new
     head."""
     run = tmp_path / "run"
     run.mkdir()
     arguments = [*entrypoint(run)[0], "--workers", "2", "--epochs", str(EPOCHS)]
-    with on_a_new_head(tmp_path, arguments, monkeypatch) as first:
+    with on_a_new_head(tmp_path, arguments) as first:
         before = first.until_version(30)
         for pid in (*first.members(), first.process.pid):
             os.kill(pid, signal.SIGKILL)
     assert not (run / "summary.json").exists()
-    with on_a_new_head(tmp_path, arguments, monkeypatch) as second:
+    with on_a_new_head(tmp_path, arguments) as second:
         assert second.wait() == 0, second.output
     assert read_json(run / "summary.json")["outcome"] == "complete"
     assert_every_sample_accounted_for(run, EPOCHS)
@@ -92,15 +92,9 @@ def test_a_lost_head_loses_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @contextmanager
-def on_a_new_head(folder: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[OnRay]:
+def on_a_new_head(folder: Path, arguments: list[str]) -> Iterator[OnRay]:
     """gem-train on a Ray cluster of one node. Nothing of both is left at the end."""
-    cluster = RayCluster(token=False)
-    for name, value in cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    try:
-        cluster.start_head(cpus=3)
+    with ray_cluster(3) as cluster:
         launched = OnRay(folder, *arguments, configured(ray_address=cluster.address))
         yield launched
         launched.close()
-    finally:
-        cluster.close()

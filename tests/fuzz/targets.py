@@ -35,6 +35,7 @@ from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery, segment
 from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.segment import DamagedLog, Segment, to_text
+from gem_server.durability.state import encoded
 from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
 from gem_server.telemetry.run_view import RunView
@@ -218,7 +219,7 @@ def carry_on(directory: Path) -> None:
     RunView(core, Progress(started=0.0), lambda: 0.0).read().SerializeToString()
     layout = core.central.layout
     assert layout is not None
-    json.dumps(checkpoint.capture(core).state, default=checkpoint._applied_state)
+    json.dumps(vars(checkpoint.capture(core).state), default=encoded)
     registration = core.register("honest", layout, 0.0)
     messages.registration(registration, core).SerializeToString()
     core.pull(core.leases.get(registration.lease_id))

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gem_api import framing
 from gem_api.framing import framed
 from gem_api.layout import Vector
 from gem_client import connect
-from gem_server.core import uploads
 from gem_server.core.uploads import STALLED
 from gem_server.intake.turns import FIRST, LONGEST
 from kit.logs import Lines, captured
@@ -35,8 +35,8 @@ def lines() -> Iterator[Lines]:
 @pytest.fixture
 def live(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     """A server with two buffers for gradients, however many workers there are."""
-    monkeypatch.setattr(uploads, "_BYTES", 0)
-    monkeypatch.setattr(uploads, "_BUFFERS", 2)
+    monkeypatch.setattr(framing, "_UPLOAD_BYTES", 0)
+    monkeypatch.setattr(framing, "_UPLOADS", 2)
     with serving(config(PLAIN, memory_socket="")) as server:
         yield server
 
@@ -97,7 +97,7 @@ def test_a_stalled_upload_gives_its_memory_to_one_that_waits(way: str, live: Liv
 def test_with_room_for_one_gradient_a_worker_is_told_why_it_waits_and_then_goes_on(
     way: str, live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(uploads, "_BUFFERS", 1)
+    monkeypatch.setattr(framing, "_UPLOADS", 1)
     if way == "grpc":
         monkeypatch.setattr("gem_client.transport.connection.Connection.open_lane", lambda *arguments: None)
     with (

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gem_api.errors import Overloaded
+from gem_api.framing import upload_buffers
 from gem_api.layout import Layout
 from gem_server.core.state_machine import Core
-from gem_server.core.uploads import Upload, buffers_for
+from gem_server.core.uploads import Upload
 from gem_server.intake.turns import AHEAD, FIRST, GRACE, IN_FLIGHT, LONGEST, PATIENCE, Turns
 from gem_server.intake.uploads import Uploads
 from kit.core import make_core, start
@@ -274,10 +275,10 @@ def test_memory_goes_with_the_workers() -> None:
 
 
 def test_a_run_has_a_buffer_for_each_worker_if_they_are_small_and_four_if_they_are_large() -> None:
-    assert buffers_for(100, 100 << 20) == 4
-    assert buffers_for(3, 100 << 20) == 3
-    assert buffers_for(100, 1 << 10) == 100
-    assert buffers_for(100, 1 << 20) == 64
+    assert upload_buffers(100, 100 << 20) == 4
+    assert upload_buffers(3, 100 << 20) == 3
+    assert upload_buffers(100, 1 << 10) == 100
+    assert upload_buffers(100, 1 << 20) == 64
 
 
 def test_a_lease_that_ends_during_its_slow_transfer_is_not_remembered() -> None:

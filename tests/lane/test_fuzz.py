@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz.mutations import mutated
 from gem_api.v1 import tensors_pb2
 from kit.raw_client import SMALL, Wire, Worker, theta_bits
 from kit.raw_lane import COMMIT, HELLO, LaneFailed, RawLane, header, hello, message, offer, tcp, unix
 from kit.server import Live, wait_until
 from kit.ways import all_lanes
-from rpc.test_fuzz import mutated
 
 P = SMALL.size
 CONVERSATIONS = 1000

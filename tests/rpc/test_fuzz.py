@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from fuzz.mutations import mutated
 from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from kit.raw_client import (
@@ -78,25 +79,6 @@ def corpus(victim: Worker) -> Corpus:
         chunk(2**64 - 1, b""),
     ]
     return frames
-
-
-def mutated(dice: random.Random, frame: bytes) -> bytes:
-    """One frame, damaged somewhere."""
-    data = bytearray(frame)
-    for _ in range(dice.randrange(1, 4)):
-        at = dice.randrange(len(data) + 1)
-        match dice.randrange(5):
-            case 0:
-                data[at : at + 1] = bytes([dice.randrange(256)])
-            case 1:
-                data[at:at] = dice.randbytes(dice.randrange(1, 9))
-            case 2:
-                del data[at : at + dice.randrange(1, 9)]
-            case 3:
-                data[at:] = b""
-            case 4:
-                data[at : at + 1] = bytes([data[at] ^ 1 << dice.randrange(8)]) if at < len(data) else b"\xff"
-    return bytes(data)
 
 
 def fuzzed(dice: random.Random, frames: list[bytes]) -> bytes:

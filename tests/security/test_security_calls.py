@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from gem_api.v1 import admin_pb2, lane_pb2
+from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.security.tls import TlsFiles
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -32,7 +32,7 @@ from kit.raw_client import (
     theta_bits,
     wired,
 )
-from kit.raw_lane import COMMIT, HELLO, RawLane, committed, header, message, offer, opened, opened_in_memory, tcp, unix
+from kit.raw_lane import COMMIT, RawLane, committed, header, hello, message, offer, opened, opened_in_memory, tcp, unix
 from kit.regions import abstract, linux_only
 from kit.server import Live, config, serving, wait_until
 from kit.tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, bearing, write_tokens
@@ -74,11 +74,6 @@ def alice(live: Live) -> Iterator[Worker]:
     """A worker that has initialised θ under a token of its own."""
     with with_token(live, ALICE) as wire:
         yield wire.started("alice")
-
-
-def hello(token: bytes) -> bytes:
-    """The first message of a lane."""
-    return message(HELLO, lane_pb2.LaneHello(token=token).SerializeToString())
 
 
 def assert_refused(refusal: Refusal, how: tuple[str, grpc.StatusCode]) -> None:

@@ -70,7 +70,7 @@ class Backup:
         except (BackupFailed, OSError):
             self.over = True  # an operator may begin another
             return
-        self._copied[index] = copy, self._truth.ranges[index].history(checkpoint.read_state(copy)["version"])
+        self._copied[index] = copy, self._truth.ranges[index].history(checkpoint.read_state(copy).version)
         del self._waiting[index]
         if self._at_first is None:
             self._at_first = self._under_way()

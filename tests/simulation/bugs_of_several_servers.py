@@ -150,7 +150,7 @@ def replies_before_the_flush_at_one_range(patch: pytest.MonkeyPatch) -> None:
 
 @planted(servers=2)
 def resumes_from_a_checkpoint_without_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "replay", lambda directory, state, *_: (state["log"][1], None, None))
+    patch.setattr(recovery, "replay", lambda directory, state, *_: (state.log.number, None, None))
 
 
 # -- in a backup in mid-training
@@ -171,4 +171,4 @@ def copies_all_ranges_at_once(patch: pytest.MonkeyPatch) -> None:
 def restores_no_held_shards(patch: pytest.MonkeyPatch) -> None:
     """What workers held as the lead was copied is never dealt again."""
     restore = ShardLedger.restore
-    patch.setattr(ShardLedger, "restore", lambda ledger, state: restore(ledger, {**state, "held": []}))
+    patch.setattr(ShardLedger, "restore", lambda ledger, state: restore(ledger, replace(state, held=[])))

@@ -83,12 +83,12 @@ class Everywhere:
         """
         self.backups += 1
         states = [checkpoint.read_state(path) for path, _ in copies]
-        require(len({state["run_id"] for state in states}) == 1, "a backup holds checkpoints of different runs")
+        require(len({state.run_id for state in states}) == 1, "a backup holds checkpoints of different runs")
         held = [set(applied) for _, (applied, _) in copies]
         for index, mine in enumerate(held):
-            for lease in states[index]["leases"]:
-                last = max((sequence for lease_id, sequence in mine if lease_id == lease["lease_id"]), default=0)
-                require(lease["sequence"] == last, f"range {index} took commit {lease['sequence']} for the last, not {last}")
+            for lease in states[index].leases:
+                last = max((sequence for lease_id, sequence in mine if lease_id == lease.lease_id), default=0)
+                require(lease.sequence == last, f"range {index} took commit {lease.sequence} for the last, not {last}")
             lacking = {known for known in held[0] - mine if (known, index) not in self.rejected}
             unexplained = lacking - under_way - self.torn
             require(not unexplained, f"range {index} lacks commits {unexplained} in a backup whose lead counts them as done")

@@ -23,6 +23,7 @@ from gem_server.durability.capture import Capture
 from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.journal import Journal, LogPosition
 from gem_server.durability.segment import DamagedLog, SegmentWriter
+from gem_server.durability.state import LeaseState, State
 from gem_server.durability.storage import Storage
 from gem_server.durability.write_order import Group, WriteOrder
 from gem_server.intake.uploads import Uploads
@@ -116,8 +117,8 @@ def forgets_one_sequence(patch: pytest.MonkeyPatch) -> None:
 
 @planted(servers=1)
 def forgets_the_answers_of_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    state = checkpoint._lease_state
-    patch.setattr(checkpoint, "_lease_state", lambda lease: {**state(lease), "answer": None, "sequence": lease.sequence - 1})
+    of = LeaseState.of
+    patch.setattr(LeaseState, "of", lambda lease: replace(of(lease), answer=None, sequence=lease.sequence - 1))
 
 
 @planted(servers=1)
@@ -198,7 +199,7 @@ def writes_what_is_shared_as_it_goes_on_changing(patch: pytest.MonkeyPatch) -> N
 def forgets_the_numbers_that_are_shared(patch: pytest.MonkeyPatch) -> None:
     restore = checkpoint.restore
 
-    def forgetful(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
+    def forgetful(path: Path, state: State, core: Core, now: float) -> None:
         restore(path, state, core, now)
         core.shared.numbers = dict(core.rule.numbers)
 
@@ -240,8 +241,8 @@ def forgets_shares_in_a_replay(patch: pytest.MonkeyPatch) -> None:
 @planted(servers=1)
 def counts_from_a_workers_last_version_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint does not tell how much had been committed when a worker got its θ."""
-    state = checkpoint._lease_state
-    patch.setattr(checkpoint, "_lease_state", lambda lease: {**state(lease), "progress": 0.0, "spare_progress": 0.0})
+    of = LeaseState.of
+    patch.setattr(LeaseState, "of", lambda lease: replace(of(lease), progress=0.0, spare_progress=0.0))
 
 
 @planted(servers=1, seed=17)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gem_server.core.facts import Applied
 from gem_server.core.leases import Lease
@@ -35,8 +35,8 @@ def fingerprint(core: Core) -> bytes:
     for name in sorted(core.shared.buffers):
         digest.update(core.shared.buffers[name].tobytes())
     ledger = core.ledger.state()
-    ledger["held"] = sorted(ledger["held"])
-    ledger["next_id"] %= 1 << 32  # above that is the range, which a start that keeps no log chooses
+    # Above 2³² the next id is the range, which a start that keeps no log chooses.
+    ledger = replace(ledger, held=sorted(ledger.held), next_id=ledger.next_id % (1 << 32))
     numbers = sorted(core.shared.numbers.items())
     counts = core.central.version, core.central.progress, core.rounds, core.samples_committed
     digest.update(repr((counts, core.steps_done, numbers, ledger)).encode())

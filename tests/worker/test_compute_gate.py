@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 
 import pytest
-from gem_worker.process.compute_gate import TURNS, ComputeGate
+from gem_worker.compute_gate import TURNS, ComputeGate
 from kit.server import wait_until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gem_worker.command import Stopped
-from gem_worker.process.compute_gate import ComputeGate
+from gem_worker.compute_gate import ComputeGate
 from gem_worker.process.step_limits import NO_LIMITS, StepLimits
 from gem_worker.process.stopping import Stopping
 

@@ -18,7 +18,7 @@ from gem_api.process.options import Number, ServerAddress, Whole, credential_opt
 from gem_api.process.settings_file import config_option, setting
 from gem_api.wire import WIRE_FORMATS
 
-from gem_worker.process.compute_gate import TURNS
+from gem_worker.compute_gate import TURNS
 from gem_worker.tasks import BUILT_IN, TaskError, require_name
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4

@@ -24,20 +24,17 @@ from typing import Any
 
 import click
 from gem_api import __version__
-from gem_api.formats import BACKUP, CHECKPOINT, MAX_STATE_BYTES, checkpoint_number, of_another_release
-from gem_api.ranges import MAX_RANGES
+from gem_api.checkpoint import NAME, STATE, SUMS, TENSORS, HigherFormat, intact_state, require_range, version_and_serial
+from gem_api.formats import BACKUP, MAX_STATE_BYTES, of_another_release
 from gem_api.schema import COUNT, require
 
 from gem_ctl.backups.stores import BackupFailed, Store
 
-STATE, FILES = "state.json", ("model.safetensors", "workers.safetensors")
 FORMAT = "backup-format.json"
 _MAX_FORMAT_BYTES = 1000
-_FILE = {"bytes": COUNT, "sha256": str}
-_READ = {"run_id": str, "version": COUNT, "range": (COUNT, COUNT), "files": dict.fromkeys(FILES, _FILE)}  # of a state.json
-_CHECKPOINT = r"checkpoint-\d{12}-\d{4,}"
+_READ = {"run_id": str, "version": COUNT, "range": (COUNT, COUNT), "files": SUMS}  # of a state.json
 _BACKUP = r"backup-\d{8}T\d{6}Z-(?P<run>\w+)"
-_STATE = re.compile(rf"(?:(?P<backup>{_BACKUP})/)?(?P<folder>(?:range-(?P<index>\d+)/)?{_CHECKPOINT})/state\.json")
+_STATE = re.compile(rf"(?:(?P<backup>{_BACKUP})/)?(?P<folder>(?:range-(?P<index>\d+)/)?{NAME})/state\.json")
 
 
 @dataclass
@@ -58,7 +55,7 @@ class RangeCheckpoint:
 
     @property
     def nbytes(self) -> int:
-        return sum(self.state["files"][name]["bytes"] for name in FILES)
+        return sum(self.state["files"][name]["bytes"] for name in TENSORS)
 
 
 def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple[str, bytes]]) -> RangeCheckpoint:
@@ -82,7 +79,7 @@ def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple
         if len(content) > MAX_STATE_BYTES:
             raise BackupFailed(f"{path}: state.json has more than {MAX_STATE_BYTES} bytes")
     folder = path.rpartition("/")[2]
-    if hashlib.sha256(content).digest() != sha256 or not re.fullmatch(_CHECKPOINT, folder):
+    if hashlib.sha256(content).digest() != sha256 or version_and_serial(folder) is None:
         raise BackupFailed(f"{path} was changed after it was written: check the server's disk")
     rest = chain([first] if first else [], pieces)
     return RangeCheckpoint(folder if index is None else f"range-{index}/{folder}", content, parsed(content, path), rest)
@@ -91,16 +88,11 @@ def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple
 def parsed(content: bytes, path: str) -> dict[str, Any]:
     """The content of a state.json. Raises BackupFailed if it is not one, was changed, or is of a higher format."""
     try:
-        state: dict[str, Any] = json.loads(content)
-        if (number := checkpoint_number(state)) > CHECKPOINT:
-            raise BackupFailed(of_another_release(path, number, CHECKPOINT, state.get("server_version")))
-        hashed = json.dumps({key: value for key, value in state.items() if key != "sha256"}, sort_keys=True)
-        if hashlib.sha256(hashed.encode()).hexdigest() != state["sha256"]:
-            raise ValueError("its SHA-256 differs")
+        state = intact_state(content, path)
         require({name: state[name] for name in _READ if name in state}, _READ, "state")
-        index, count = state["range"]
-        if not index < count <= MAX_RANGES:
-            raise ValueError(f"its range is {index} of {count}")
+        require_range(*state["range"])
+    except HigherFormat as error:
+        raise BackupFailed(str(error)) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BackupFailed(f"{path}: state.json is damaged, or of another version of this program ({error})") from None
     return state
@@ -143,7 +135,7 @@ def write(store: Store, name: str, checkpoints: Sequence[RangeCheckpoint]) -> No
                 _copy(store, f"{name}/{each.folder}", each, counted)
         with progress("reading it back", nbytes) as counted:
             for each in checkpoints:
-                for file in FILES:
+                for file in TENSORS:
                     path = f"{name}/{each.folder}/{file}"
                     _exhaust(checked(counted(store.read(path)), each.state["files"][file], f"{store}/{path}"))
         for each in reversed(checkpoints):
@@ -156,7 +148,7 @@ def write(store: Store, name: str, checkpoints: Sequence[RangeCheckpoint]) -> No
 
 def _copy(store: Store, folder: str, each: RangeCheckpoint, counted: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
     """Copies a checkpoint's files but its state.json. Raises BackupFailed if one is missing or was changed on the server."""
-    missing = list(FILES)
+    missing = list(TENSORS)
     for name, group in groupby(each.pieces, itemgetter(0)):
         if name not in missing:
             raise BackupFailed(f"the server sent a file {name!r} that is not of a checkpoint: is it of another version?")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING
 
 import click
 from gem_api.process.options import Whole, WithHeadings
@@ -17,9 +16,7 @@ from gem_api.ranges import MAX_RANGES, Range
 from gem_ctl.backups import backup
 from gem_ctl.backups import restore as restoring
 from gem_ctl.backups.stores import BackupFailed, open_store
-
-if TYPE_CHECKING:
-    from gem_ctl.cli import Target
+from gem_ctl.target import Target
 
 
 @click.command(cls=WithHeadings, short_help="Makes the server write a checkpoint now.")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gem_api.checkpoint import STATE, TENSORS
 from gem_api.formats import MAX_STATE_BYTES
 from gem_api.process.files import lock, sync_directory
 
-from gem_ctl.backups.backup import FILES, STATE, Backup, checked, find, parsed, progress, read_small, require_known_format
+from gem_ctl.backups.backup import Backup, checked, find, parsed, progress, read_small, require_known_format
 from gem_ctl.backups.stores import BackupFailed, Folder, Store
 
 _SCRATCH = ".restoring"
@@ -128,11 +129,11 @@ def _take(folder: Path, opened: ExitStack) -> None:
 
 def _download(store: Store, sources: dict[str, Path]) -> None:
     states = {source: _read(store, f"{source}/{STATE}") for source in sources}
-    nbytes = sum(state["files"][name]["bytes"] for _, state in states.values() for name in FILES)
+    nbytes = sum(state["files"][name]["bytes"] for _, state in states.values() for name in TENSORS)
     with progress(f"copying {nbytes / 1e6:,.1f} MB from {store}", nbytes) as counted:
         for source, folder in sources.items():
             target = Folder(folder / _SCRATCH)
-            for name in FILES:
+            for name in TENSORS:
                 path = f"{source}/{name}"
                 pieces = checked(counted(store.read(path)), states[source][1]["files"][name], f"{store}/{path}")
                 target.write(name, pieces)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gem_api.framing import upload_buffers
 from gem_api.ranges import UNIT
 from gem_api.region import region_bytes
 from gem_api.wire import wire_format
@@ -220,11 +221,6 @@ def _upload_bytes(setup: Setup, size: int) -> int:
     """Memory where gradients arrive, on a server that holds `size` parameters."""
     by_reference = setup.shared_memory and _rule_memory(setup).by_reference and setup.durability != "log"
     return 0 if by_reference else size * FLOAT_BYTES * upload_buffers(setup.workers, size * FLOAT_BYTES)
-
-
-def upload_buffers(workers: int, nbytes: int) -> int:
-    """How many buffers of `nbytes` the server has for gradients that arrive: few if they are large."""
-    return min(workers, max(4, (64 << 20) // nbytes))
 
 
 def _central_bytes(setup: Setup, size: int) -> int:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from gem_api.errors import Overloaded
-from gem_api.framing import empty
+from gem_api.framing import empty, upload_buffers
 from gem_api.held_theta import HeldTheta
 from gem_api.layout import Layout, Vector
 from gem_api.region import region_bytes
 
 from gem_server.core.central_variable import CentralVariable
 from gem_server.core.leases import SPARE, Lease, LeaseTable
-from gem_server.core.uploads import buffers_for
 from gem_server.rules import UpdateRule, is_users
 from gem_server.rules.base import Buffers
 
@@ -197,7 +196,7 @@ class Memory:
         return size * FLOAT_BYTES * len(self._buffers(overlap))
 
     def _usual_uploads(self, size: int, workers: int) -> int:
-        return size * FLOAT_BYTES * buffers_for(workers, size * FLOAT_BYTES)
+        return size * FLOAT_BYTES * upload_buffers(workers, size * FLOAT_BYTES)
 
     def _buffers(self, overlap: bool) -> tuple[str, ...]:
         return (*self.rule.buffers, SPARE) if overlap else self.rule.buffers

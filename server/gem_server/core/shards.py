@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.schema import Big
 
 from gem_server.core.shuffle import Indices, shuffled
 
@@ -77,6 +77,19 @@ class Deck:
     def complete(self) -> bool:
         dealt_out = bool(self.epochs) and self.epoch == self.epochs - 1 and self.next >= self.samples
         return dealt_out and not self.returned and not self.held
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """What a checkpoint holds of a ledger. A deck is its group, epoch, next sample, and returned shards: (epoch, begin, end). A
+    held shard is the id of its lease, and its own fields."""
+
+    samples: Big
+    completed: int
+    samples_completed: Big
+    next_id: int
+    decks: list[tuple[str, int, Big, list[tuple[int, Big, Big]]]]
+    held: list[tuple[str, int, str, int, Big, Big]]
 
 
 class ShardLedger:
@@ -174,35 +187,32 @@ class ShardLedger:
         awaited = (deck for group, deck in decks.items() if not group or group in workers)
         return any(deck.complete for deck in decks.values()) and all(deck.complete for deck in awaited)
 
-    def state(self) -> dict[str, Any]:
-        """The ledger as JSON values, for a checkpoint."""
-        return {
-            "samples": self.samples,
-            "completed": self.completed,
-            "samples_completed": self.samples_completed,
-            "next_id": self._next_id,
-            "decks": [[group, deck.epoch, deck.next, list(deck.returned)] for group, deck in self.decks.items()],
-            "held": [[lease_id, s.shard_id, s.group, s.epoch, s.begin, s.end] for lease_id, s in self.held.values()],
-        }
+    def state(self) -> LedgerState:
+        """A copy of the ledger."""
+        return LedgerState(
+            self.samples,
+            self.completed,
+            self.samples_completed,
+            self._next_id,
+            [(group, deck.epoch, deck.next, list(deck.returned)) for group, deck in self.decks.items()],
+            [(lease_id, s.shard_id, s.group, s.epoch, s.begin, s.end) for lease_id, s in self.held.values()],
+        )
 
     def number_anew(self, number: int) -> None:
         """Takes the ids of all further shards from the range `number`: see `_IDS`."""
         self._next_id = number * _IDS + self._next_id % _IDS
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: LedgerState) -> None:
         """Restores what `state` returned."""
-        self.samples = state["samples"]
-        self.completed = state["completed"]
-        self.samples_completed = state["samples_completed"]
-        self._next_id = state["next_id"]
-        for group, epoch, next_, returned in state["decks"]:
+        self.samples, self.completed, self.samples_completed = state.samples, state.completed, state.samples_completed
+        self._next_id = state.next_id
+        for group, epoch, next_, returned in state.decks:
             deck = self.decks[group] = self._new_deck()
             deck.epoch, deck.next = epoch, next_
-            deck.returned.extend(tuple(entry) for entry in returned)
-        for lease_id, *fields in state["held"]:
-            shard = Shard(*fields)
-            self.held[shard.shard_id] = lease_id, shard
-            self.decks[shard.group].held += 1
+            deck.returned.extend(returned)
+        for lease_id, shard_id, group, epoch, begin, end in state.held:
+            self.held[shard_id] = lease_id, Shard(shard_id, group, epoch, begin, end)
+            self.decks[group].held += 1
 
     def change(self, settings: Hyperparameters) -> None:
         """Changes the hyper-parameters; of these, only the number of epochs concerns the ledger."""

@@ -9,8 +9,6 @@ from gem_api.framing import CHUNK_BYTES
 from gem_api.layout import Vector
 
 STALLED = 15.0  # seconds in which a gradient must grow by a chunk, or it is stalled: on 1 Mbit/s a chunk takes 9
-_BUFFERS = 4  # for gradients that arrive, that are nearly there, that wait to be applied, and that are being applied
-_BYTES = 64 << 20  # up to which small models have a buffer for each worker
 
 
 def _nothing(upload: Upload) -> None: ...
@@ -76,8 +74,3 @@ def gives_way(arrivals: Collection[Arrival], now: float, reserve_taken: bool) ->
         return min(stalled, key=lambda arrival: arrival.stalls_at)
     slow = [arrival for arrival in arrivals if arrival.slow_since is not None]
     return max(slow, key=lambda arrival: (arrival.slow_since, arrival.began)) if slow and reserve_taken else None
-
-
-def buffers_for(workers: int, nbytes: int) -> int:
-    """How many buffers of `nbytes` a run with this number of workers has, besides those of gradients that arrive slowly."""
-    return min(workers, max(_BUFFERS, _BYTES // max(1, nbytes)))

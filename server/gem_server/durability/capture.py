@@ -8,7 +8,6 @@ advance, as much of it as the memory limit allows.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from gem_api.layout import Vector
 
@@ -16,6 +15,7 @@ from gem_server.core.leases import SPARE, Lease
 from gem_server.core.memory_budget import FLOAT_BYTES
 from gem_server.core.state_machine import Core
 from gem_server.durability.scratch import Scratch
+from gem_server.durability.state import State
 from gem_server.rules.base import Buffers
 
 _SHARED = ""  # takes the place of the lease id for buffers that all workers share
@@ -35,7 +35,7 @@ class Capture:
         shapes: Shapes of the workers' buffers, by "<lease id>/<buffer>", and of shared buffers, by "/<buffer>".
     """
 
-    def __init__(self, core: Core, state: dict[str, Any], scratch: Scratch) -> None:
+    def __init__(self, core: Core, state: State, scratch: Scratch) -> None:
         self.state = state
         self.model: dict[str, Vector] = {}
         self._core = core

@@ -15,47 +15,33 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Set
 from contextlib import closing, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from gem_api import __version__
+from gem_api.checkpoint import STATE, TENSORS, HigherFormat, digest, intact_state, name_of, version_and_serial
 from gem_api.errors import GemError, Overloaded
-from gem_api.formats import (
-    CHECKPOINT,
-    CHECKPOINT_FORMAT,
-    MAX_STATE_BYTES,
-    checkpoint_number,
-    not_understood,
-    of_another_release,
-)
+from gem_api.formats import CHECKPOINT_FORMAT, MAX_STATE_BYTES, checkpoint_number, not_understood
 from gem_api.framing import empty
-from gem_api.layout import Group, Layout, Vector
+from gem_api.layout import Vector
 from gem_api.process.logs import Logger
 from gem_api.process.regular_file import open_regular, read_regular
-from gem_api.ranges import Range
-from gem_api.schedule import Eta
 from safetensors import SafetensorError, safe_open
 
-from gem_server.core.facts import Applied, EndReason, Outcome
-from gem_server.core.leases import SPARE, Lease
+from gem_server.core.leases import SPARE
 from gem_server.core.memory_budget import FLOAT_BYTES
 from gem_server.core.state_machine import Core
 from gem_server.durability.capture import Capture, state_buffers
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.scratch import Scratch
-from gem_server.durability.state_schema import require_state, upgraded
+from gem_server.durability.state import LeaseState, State, encoded, state_of
 from gem_server.durability.storage import Storage, write_atomically
 from gem_server.durability.tensor_file import write_tensors
-from gem_server.rules import PiFacts
 from gem_server.rules.base import Buffers
 
-FILES = ("state.json", "model.safetensors", "workers.safetensors")
-_NAME = re.compile(r"checkpoint-(\d{12})-(\d{4,})")
 _BAD = (
     FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
     SafetensorError, GemError,
@@ -74,14 +60,8 @@ class ForeignCheckpoint(BadCheckpoint):
 def list_checkpoints(directory: Path, storage: Storage | None = None) -> list[Path]:
     """The checkpoints in a directory, newest first."""
     entries = (storage or Storage()).glob(directory, "checkpoint-*")
-    return sorted((entry for entry in entries if _NAME.fullmatch(entry.name)), key=_version_and_serial, reverse=True)
-
-
-def _version_and_serial(path: Path) -> tuple[int, int]:
-    """A checkpoint's version and serial."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2])
+    found = [(order, entry) for entry in entries if (order := version_and_serial(entry.name)) is not None]
+    return [entry for _, entry in sorted(found, reverse=True)]
 
 
 # -- writing
@@ -94,35 +74,35 @@ def capture(core: Core, log_position: LogPosition | None = None, scratch: Scratc
     return Capture(core, _state(core, log_position), scratch or Scratch(core.central.size))
 
 
-def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
-    """Everything that `state.json` holds, except for what is known only once the other files are written. All of it is copied,
-    or never changes: the core goes on while this is written. Answers become JSON only then, as that takes long."""
+def _state(core: Core, log_position: LogPosition | None) -> State:
+    """The core's state. All of it is copied, or never changes: the core goes on while this is written. Answers become JSON only
+    then, as that takes long."""
     layout = core.central.layout
     assert layout is not None
     assert core.central.initialized
-    return {
-        "format": CHECKPOINT_FORMAT,
-        "server_version": __version__,
-        "run_id": core.run_id,
-        "hyperparameters": asdict(core.settings),
-        "layout": [[tensor.name, list(tensor.shape)] for tensor in layout.tensors],
-        "groups": {name: [factor, decays] for name, (factor, decays) in layout.groups.items()},
-        "version": core.central.version,
-        "progress": core.central.progress,
-        "rounds": core.rounds,
-        "next_ticket": core.next_ticket,
-        "outcomes": dict(core.outcomes),
-        "ended": dict(core.leases.ended),
-        "steps_done": dict(core.steps_done),
-        "samples_committed": core.samples_committed,
-        "norms": list(core.norms.norms),
-        "shared": {name: float(value) for name, value in core.shared.numbers.items()},
-        "leases": [_lease_state(lease) for lease in core.leases.live.values()],
-        "ledger": core.ledger.state(),
-        "range": [core.part.index, core.part.count],
-        "log": log_position,
-        "last": False,
-    }
+    return State(
+        format=CHECKPOINT_FORMAT,
+        server_version=__version__,
+        run_id=core.run_id,
+        hyperparameters=core.settings,
+        layout=[(tensor.name, list(tensor.shape)) for tensor in layout.tensors],
+        groups=dict(layout.groups),
+        version=core.central.version,
+        progress=core.central.progress,
+        rounds=core.rounds,
+        next_ticket=core.next_ticket,
+        outcomes=dict(core.outcomes),
+        ended=dict(core.leases.ended),
+        steps_done=dict(core.steps_done),
+        samples_committed=core.samples_committed,
+        norms=list(core.norms.norms),
+        shared={name: float(value) for name, value in core.shared.numbers.items()},
+        leases=[LeaseState.of(lease) for lease in core.leases.live.values()],
+        ledger=core.ledger.state(),
+        range=(core.part.index, core.part.count),
+        log=log_position,
+        last=False,
+    )
 
 
 def write(
@@ -140,7 +120,7 @@ def write(
     storage = storage or Storage()
     storage.make_directories(directory)
     _remove_left_over(directory, storage)
-    path, scratch = _next_name(directory, captured.state["version"], storage), directory / f".writing-{os.getpid()}"
+    path, scratch = _next_name(directory, captured.state.version, storage), directory / f".writing-{os.getpid()}"
     with write_atomically(storage, scratch, path):
         storage.make_directory(scratch)
         model = Tensors({name: tensor.shape for name, tensor in captured.model.items()}, captured.model.__getitem__)
@@ -159,9 +139,9 @@ def make_room(directory: Path, keep: int, storage: Storage) -> bool:
 
 def _next_name(directory: Path, version: int, storage: Storage) -> Path:
     """The folder of a version's next checkpoint."""
-    existing = map(_version_and_serial, list_checkpoints(directory, storage))
+    existing = [version_and_serial(path.name) or (0, 0) for path in list_checkpoints(directory, storage)]
     serial = 1 + max((serial for other, serial in existing if other == version), default=0)
-    return directory / f"checkpoint-{version:012d}-{serial:04d}"
+    return directory / name_of(version, serial)
 
 
 def _remove_left_over(directory: Path, storage: Storage) -> None:
@@ -183,17 +163,17 @@ class Tensors(NamedTuple):
     tensor: Callable[[str], Vector]
 
 
-def write_files(folder: Path, state: dict[str, Any], model: Tensors, workers: Tensors, storage: Storage) -> None:
+def write_files(folder: Path, state: State, model: Tensors, workers: Tensors, storage: Storage) -> None:
     """Writes a checkpoint's files, each synced, to a new folder. `state.json` comes last: it holds the hashes of the others.
     Raises OSError."""
-    metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
-    file = storage.create(folder / "model.safetensors")
-    files = {"model.safetensors": write_tensors(file, model.shapes, model.tensor, metadata)}
-    file = storage.create(folder / "workers.safetensors")
-    files["workers.safetensors"] = write_tensors(file, workers.shapes, workers.tensor, {})
-    state = {**state, "files": files}
-    with closing(storage.create(folder / "state.json")) as file:
-        file.write(0, [json.dumps({**state, "sha256": _digest(state)}, indent=1, default=_applied_state).encode()])
+    metadata = {"format": "pt", "gem_version": str(state.version), "gem_run_id": state.run_id}
+    files = {}
+    for name, tensors, more in zip(TENSORS, (model, workers), (metadata, {}), strict=True):
+        files[name] = write_tensors(storage.create(folder / name), tensors.shapes, tensors.tensor, more)
+    values = {**vars(state), "files": files}
+    values["sha256"] = digest(values, encoded)
+    with closing(storage.create(folder / STATE)) as file:
+        file.write(0, [json.dumps(values, indent=1, default=encoded).encode()])
         file.sync()
     storage.sync_directory(folder)
 
@@ -217,43 +197,10 @@ def _remove_old(directory: Path, newest: Path | None, keep: int, storage: Storag
         )  # fmt: skip
 
 
-def _lease_state(lease: Lease) -> dict[str, Any]:
-    return {
-        "lease_id": lease.lease_id,
-        "worker": lease.worker,
-        "owner": lease.owner,
-        "sequence": lease.sequence,
-        "base_version": lease.base_version,
-        "spare_version": lease.spare_version if lease.overlaps else None,
-        "eta": lease.eta,
-        "progress": lease.progress,
-        "spare_progress": lease.spare_progress,
-        "answer": lease.last_applied,
-    }
-
-
-def _applied_state(applied: Applied) -> dict[str, Any]:
-    """An answer as JSON values. Of π's histogram it has what a repeated answer shows: the first bin, the last, and the sum of
-    those between. With the whole, the state of 1,000 workers would have 5 MB."""
-    pi = applied.pi
-    if pi is None:
-        return vars(applied)
-    between = int(pi.counts[1:-1].sum())
-    facts = {
-        "counts": [int(pi.counts[0]), between, int(pi.counts[-1])],
-        "edges": [float(pi.edges[0]), float(pi.edges[1]), float(pi.edges[-1])],
-        "median": float(pi.median),
-        "tensor_medians": [],
-        "proxy_energy": float(pi.proxy_energy),
-        "central_energy": float(pi.central_energy),
-    }
-    return {**vars(applied), "pi": facts}
-
-
 # -- reading
 
 
-def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, dict[str, Any]] | None:
+def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, State] | None:
     """The newest complete checkpoint and its state, or None if the directory holds none.
 
     A damaged one is reported to `refuse` and renamed to "<name>.refused"; then the one before it is tried.
@@ -282,37 +229,35 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
     return None
 
 
-def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
+def restore(path: Path, state: State, core: Core, now: float) -> None:
     """Restores a checkpoint into a new core made with its hyperparameters.
 
     Raises:
         ForeignCheckpoint: Its files are those that were written, but this release does not understand what they hold.
         BadCheckpoint: It holds another range of the model than the core, it is gone, or the machine has no memory for it.
     """
-    if part_of(state) != core.part:
+    if state.part != core.part:
         raise BadCheckpoint(
-            f"{path} holds range {part_of(state)} of the model, and this server was started with --range {core.part}: start it "
-            f"with --range {part_of(state)}, or cut the run anew with gem-ctl reshard"
+            f"{path} holds range {state.part} of the model, and this server was started with --range {core.part}: start it "
+            f"with --range {state.part}, or cut the run anew with gem-ctl reshard"
         )
     try:
-        layout = layout_of(state).part(core.part)
-        _require_written(path / "model.safetensors", layout.size)
+        layout = state.whole_layout.part(core.part)
+        _require_written(path / TENSORS[0], layout.size)
         core.central.adopt(layout, empty(layout.size))
-        _read_model(path / "model.safetensors", core)
-        core.central.version, core.central.progress = state["version"], float(state["progress"])
-        core.rounds = float(state["rounds"])
+        _read_model(path / TENSORS[0], core)
+        core.central.version, core.central.progress = state.version, state.progress
         core.central.start()
-        core.next_ticket = state["next_ticket"]
-        core.outcomes.update({Outcome(name): count for name, count in state["outcomes"].items()})
-        core.leases.ended.update({EndReason(name): count for name, count in state["ended"].items()})
-        core.steps_done.update(state["steps_done"])
-        core.samples_committed = state["samples_committed"]
-        core.norms.resume(state["norms"])
-        core.ledger.restore(state["ledger"])
-        with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
-            core.shared.numbers.update(_numbers(core.rule.numbers, state["shared"]))
+        core.rounds, core.next_ticket, core.samples_committed = state.rounds, state.next_ticket, state.samples_committed
+        core.outcomes.update(state.outcomes)
+        core.leases.ended.update(state.ended)
+        core.steps_done.update(state.steps_done)
+        core.norms.resume(state.norms)
+        core.ledger.restore(state.ledger)
+        with safe_open(path / TENSORS[1], framework="numpy") as tensors:
+            core.shared.numbers.update(_numbers(core.rule.numbers, state.shared))
             core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
-            for lease in state["leases"]:
+            for lease in state.leases:
                 _restore_lease(lease, tensors, core, now)
             buffers = (f"{owner.lease_id}/{name}" for owner in core.leases.live.values() for name in state_buffers(core, owner))
             _require_known(tensors, {*buffers, *(f"/{name}" for name in core.rule.shared)})
@@ -320,56 +265,31 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         raise BadCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
     except _BAD as error:
         why = f"{type(error).__name__}: {error}"
-        raise ForeignCheckpoint(not_understood(path, why, state.get("server_version"))) from error
+        raise ForeignCheckpoint(not_understood(path, why, state.server_version)) from error
 
 
-def part_of(state: dict[str, Any]) -> Range:
-    """The part of the model that a checkpoint holds."""
-    return Range(*state["range"])
-
-
-def layout_of(state: dict[str, Any]) -> Layout:
-    """The whole model's layout. Raises GemError or ValueError if it is invalid."""
-    return Layout.of(state["layout"], {name: Group(*group) for name, group in state["groups"].items()})
-
-
-def read_state(path: Path, files: bool = True) -> dict[str, Any]:
+def read_state(path: Path, files: bool = True) -> State:
     """Reads a checkpoint's state, in the form that this release writes, and with `files` checks its other files against it.
     The rule is not made, nor its module imported: a rule that is missing now does not make the checkpoint invalid. Raises
     BadCheckpoint."""
     try:
-        state = _intact_state(path)
-        number = checkpoint_number(state)
+        values = intact_state(read_regular(path / STATE, MAX_STATE_BYTES), path)
         try:
-            require_state(state, number)
-            layout_of(state)
+            state = state_of(values, checkpoint_number(values))
         except (ValueError, GemError) as error:
-            raise ForeignCheckpoint(not_understood(path, error, state.get("server_version"))) from error
-        for name in FILES[1:] if files else ():
-            _check_file(path / name, state["files"][name])
+            raise ForeignCheckpoint(not_understood(path, error, values.get("server_version"))) from error
+        for name in TENSORS if files else ():
+            _check_file(path / name, values["files"][name])
+    except HigherFormat as error:
+        raise ForeignCheckpoint(str(error)) from None
     except _BAD as error:
-        raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
-    return upgraded(state, number)
-
-
-def _intact_state(path: Path) -> dict[str, Any]:
-    """The content of a state.json that has its own SHA-256, and no higher format. Raises BadCheckpoint or one of `_BAD`."""
-    state: dict[str, Any] = json.loads(read_regular(path / "state.json", MAX_STATE_BYTES))
-    if (number := checkpoint_number(state)) > CHECKPOINT:
-        raise ForeignCheckpoint(of_another_release(path, number, CHECKPOINT, state.get("server_version")))
-    if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
-        raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")
+        raise BadCheckpoint(f"{path / STATE}: {type(error).__name__}: {error}") from error
     return state
 
 
 def _set_aside(path: Path) -> None:
     names = (path.with_name(f"{path.name}.refused{suffix}") for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     path.rename(next(name for name in names if not name.exists()))
-
-
-def _digest(state: dict[str, Any]) -> str:
-    """SHA-256 of a state's JSON, keys sorted."""
-    return hashlib.sha256(json.dumps(state, sort_keys=True, default=_applied_state).encode()).hexdigest()
 
 
 def _check_file(path: Path, expected: dict[str, Any]) -> None:
@@ -409,19 +329,10 @@ def _require_known(tensors: Any, names: Set[str]) -> None:
         raise ValueError(f"there is an unknown tensor, {min(unknown)[:50]!r}")
 
 
-def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) -> None:
-    size = core.central.size
-    spare_version = state["spare_version"]
-    names = core.rule.buffers if spare_version is None else (*core.rule.buffers, SPARE)
-    buffers = _buffers(state["lease_id"], names, tensors, size)
-    lease = Lease(state["lease_id"], state["worker"], now + core.leases.duration, buffers)
-    lease.sequence, lease.base_version = state["sequence"], state["base_version"]
-    lease.spare_version = spare_version or 0
-    lease.progress, lease.spare_progress = float(state["progress"]), float(state["spare_progress"])
-    lease.last_applied = _applied(state["answer"]) if state["answer"] else None
-    lease.eta = Eta(*state["eta"]) if state["eta"] else None
-    lease.owner = state["owner"]
-    core.leases.add(lease)
+def _restore_lease(state: LeaseState, tensors: Any, core: Core, now: float) -> None:
+    names = core.rule.buffers if state.spare_version is None else (*core.rule.buffers, SPARE)
+    buffers = _buffers(state.lease_id, names, tensors, core.central.size)
+    core.leases.add(state.lease(now + core.leases.duration, buffers))
 
 
 def _numbers(initial: Mapping[str, float], kept: dict[str, float]) -> dict[str, float]:
@@ -441,16 +352,3 @@ def _buffers(owner: str, names: tuple[str, ...], tensors: Any, size: int) -> Buf
     if any(buffer.shape != (size,) or buffer.dtype != np.float32 for buffer in buffers.values()):
         raise ValueError(f"the buffers of {owner or 'all workers'} have another shape than the model")
     return buffers
-
-
-def _applied(state: dict[str, Any]) -> Applied:
-    pi = state["pi"]
-    if pi is None:
-        return Applied(**state)
-    with np.errstate(over="ignore"):  # of figures that are no float32: they are shown, and nothing rests on them
-        arrays = {
-            "counts": np.array(pi["counts"], np.int64),
-            "edges": np.array(pi["edges"], np.float32),
-            "tensor_medians": np.array(pi["tensor_medians"], np.float32),
-        }
-    return Applied(**{**state, "pi": PiFacts(**{**pi, **arrays})})

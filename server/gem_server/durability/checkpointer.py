@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
+from gem_api.checkpoint import STATE, TENSORS
 from gem_api.errors import CheckpointFailed
 from gem_api.process.files import advice
 from gem_api.process.logs import Logger
@@ -114,7 +115,7 @@ class Checkpointer:
             async with self._one_at_a_time:
                 with ExitStack() as captures:
                     captured = await self.in_thread(self._plan(captures))
-                    captured.state["last"] = True
+                    captured.state.last = True
                     written = await self.in_thread(partial(self._save, captured))
                 self._note(written)
 
@@ -132,7 +133,7 @@ class Checkpointer:
         try:
             if self.directory is None or Path(path) not in checkpoint.list_checkpoints(self.directory):
                 raise FileNotFoundError(errno.ENOENT, "it is not one of this server's checkpoints, or was removed since")
-            return [opened.enter_context((Path(path) / name).open("rb")) for name in checkpoint.FILES]
+            return [opened.enter_context((Path(path) / name).open("rb")) for name in (STATE, *TENSORS)]
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise CheckpointFailed(f"can't read {path!r}: {why}; make the server write a new one") from None
@@ -206,7 +207,7 @@ class Checkpointer:
         self.before()
         try:
             path = save(directory, captured, self.keep, self.storage, self.logger, make_room)
-            return Written(captured.state["version"], path, _sha256(path))
+            return Written(captured.state.version, path, _sha256(path))
         except OSError as error:
             what = f": {what}" if (what := advice(error)) else ""
             raise CheckpointFailed(f"could not write to {directory}: {error}{what}") from error
@@ -229,4 +230,4 @@ class Checkpointer:
 
 def _sha256(checkpoint: Path) -> bytes:
     """SHA-256 of a checkpoint's state.json. Raises OSError."""
-    return hashlib.sha256((checkpoint / "state.json").read_bytes()).digest()
+    return hashlib.sha256((checkpoint / STATE).read_bytes()).digest()

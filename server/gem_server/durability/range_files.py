@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gem_api.checkpoint import STATE, TENSORS
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
 from gem_api.process.files import lock
@@ -18,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from gem_server.core.facts import Outcome
 from gem_server.core.records import Kind
 from gem_server.durability import checkpoint
-from gem_server.durability.journal import LogPosition
 from gem_server.durability.recovery import log_directory
 from gem_server.durability.replay import Log
 from gem_server.durability.segment import DamagedLog
+from gem_server.durability.state import State
 
 Tell = Callable[[str], object]
 _OF_THE_RUN = (Kind.COMMITTED, Kind.DEALT, Kind.COMPLETED)
@@ -37,17 +38,17 @@ class RangeFiles:
 
     Attributes:
         path: Its folder.
-        state: The content of its state.json.
+        state: Its state.
         layout: The layout of its buffers.
     """
 
     path: Path
-    state: dict[str, Any]
+    state: State
     layout: Layout
 
     @property
     def part(self) -> Range:
-        return checkpoint.part_of(self.state)
+        return self.state.part
 
 
 # -- finding
@@ -63,7 +64,7 @@ def find(source: Path) -> list[Path]:
         BadRanges: There are none, or a server uses them.
         OSError: They can't be read.
     """
-    if (source / "state.json").is_file():
+    if (source / STATE).is_file():
         return [source]
     folders = [source] if checkpoint.list_checkpoints(source) else sorted(entry for entry in source.iterdir() if entry.is_dir())
     newest = [found[0] for folder in folders if (found := checkpoint.list_checkpoints(folder))]
@@ -91,9 +92,9 @@ def _require_at_rest(directory: Path) -> None:
 
 def require_end(files: RangeFiles) -> None:
     """Raises BadRanges if the log tells of commits or shards after a checkpoint, which would be lost."""
-    if files.state["log"] is None:
+    if files.state.log is None:
         return
-    log = Log(log_directory(files.path.parent), LogPosition(*files.state["log"]), files.state["run_id"])
+    log = Log(log_directory(files.path.parent), files.state.log, files.state.run_id)
     try:
         goes_on = any(entry.record.kind in _OF_THE_RUN for entry in log.entries())
     except DamagedLog as error:
@@ -120,8 +121,7 @@ def read(paths: Sequence[Path], tell: Tell) -> list[RangeFiles]:
         tell(f"checking {path} ({size / 1e6:,.1f} MB)")
         try:
             state = checkpoint.read_state(path)
-            part = checkpoint.part_of(state)
-            found.append(RangeFiles(path, state, checkpoint.layout_of(state).part(part)))
+            found.append(RangeFiles(path, state, state.whole_layout.part(state.part)))
         except (checkpoint.BadCheckpoint, ValueError) as error:
             raise BadRanges(str(error)) from None
     _require_whole(found)
@@ -152,10 +152,10 @@ def _require_one_run(found: Sequence[RangeFiles]) -> None:
     first = found[0]
     for files in found:
         for name, what in (("run_id", "run"), ("layout", "model"), ("groups", "parameter groups")):
-            if files.state[name] != first.state[name]:
-                values = f" ({first.state[name]} and {files.state[name]})" if name == "run_id" else ""
+            if getattr(files.state, name) != getattr(first.state, name):
+                values = f" ({first.state.run_id} and {files.state.run_id})" if name == "run_id" else ""
                 raise BadRanges(f"{first.path} and {files.path} belong to a different {what}{values}")
-        ours, theirs = first.state["hyperparameters"], files.state["hyperparameters"]
+        ours, theirs = (vars(each.state.hyperparameters) for each in (first, files))
         if differing := [name for name in ours if ours[name] != theirs[name]]:
             raise BadRanges(
                 f"{first.path} and {files.path} have a different {min(differing)}: start all servers with the same options, "
@@ -168,8 +168,8 @@ def _require_none_older(found: Sequence[RangeFiles]) -> None:
     would lack what the lead counts as done. Drained servers have applied all that they will."""
     lead = found[0]
     for files in found[1:]:
-        behind = lead.state["version"] - files.state["version"]
-        drained = lead.state["last"] and files.state["last"]
+        behind = lead.state.version - files.state.version
+        drained = lead.state.last and files.state.last
         if behind > _most_apart(lead.state, files.state) and not drained:
             raise BadRanges(
                 f"{files.path} is {behind} versions older than {lead.path}, and lacks what that counts as done: take the "
@@ -177,10 +177,10 @@ def _require_none_older(found: Sequence[RangeFiles]) -> None:
             )
 
 
-def _most_apart(*states: dict[str, Any]) -> int:
+def _most_apart(*states: State) -> int:
     return most_apart(
-        sum(len(state["leases"]) + sum(state["ended"].values()) for state in states),
-        sum(state["outcomes"].get(outcome, 0) for outcome in (Outcome.REJECTED, Outcome.DISCARDED) for state in states),
+        sum(len(state.leases) + sum(state.ended.values()) for state in states),
+        sum(state.outcomes.get(outcome, 0) for outcome in (Outcome.REJECTED, Outcome.DISCARDED) for state in states),
     )
 
 
@@ -217,7 +217,7 @@ def joined_theta(found: Sequence[RangeFiles]) -> Joined:
     """θ. Raises BadRanges if a file does not hold the tensors of its layout."""
     segments = []
     for files in found:
-        tensors = _open(files.path / "model.safetensors")
+        tensors = _open(files.path / TENSORS[0])
         begin = files.layout.begin
         for piece in files.layout.pieces:
             _require_shape(files.path, tensors, piece.name, piece.shape)
@@ -229,7 +229,7 @@ def joined_theta(found: Sequence[RangeFiles]) -> Joined:
 def joined_buffers(found: Sequence[RangeFiles]) -> dict[str, Joined]:
     """The buffers that the rule keeps for all workers, by the names that they have in the files. Raises BadRanges if the ranges
     have different ones."""
-    files = [(each, _open(each.path / "workers.safetensors")) for each in found]
+    files = [(each, _open(each.path / TENSORS[1])) for each in found]
     names = [sorted(name for name in tensors.keys() if name.startswith("/")) for _, tensors in files]  # noqa: SIM118
     if any(each != names[0] for each in names):
         raise BadRanges(f"the ranges keep different buffers for all workers: {names}")

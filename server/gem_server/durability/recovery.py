@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gem_api.checkpoint import STATE
 from gem_api.formats import CHECKPOINT, MAX_STATE_BYTES, checkpoint_number
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.logs import Logger
@@ -25,6 +26,7 @@ from gem_server.durability.journal import Journal, LogPosition
 from gem_server.durability.replay import Log, apply
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.segment import put_aside, serials
+from gem_server.durability.state import State
 from gem_server.durability.storage import FULL, Storage
 
 UNREADABLE = LogPosition(0, 0)  # of a checkpoint that can't be read now: it may need any segment
@@ -88,8 +90,8 @@ def recover(
     core = _restored(path, state, new_core, now)
     saved = core.central.version
     number, torn, missing = replay(directory, state, core, now)
-    core.mark_restarted(None if logged and state["log"] else random())
-    return Recovered(core, path, saved, number, torn, None if state["last"] else missing)
+    core.mark_restarted(None if logged and state.log else random())
+    return Recovered(core, path, saved, number, torn, None if state.last else missing)
 
 
 def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], Core], version: int | None) -> Core:
@@ -103,8 +105,8 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], C
     """
     for path in checkpoint.list_checkpoints(directory):
         state = checkpoint.read_state(path)
-        if version is None or state["version"] <= version:
-            core = _restored(path, state, _of_part(new_core, checkpoint.part_of(state)), 0.0)
+        if version is None or state.version <= version:
+            core = _restored(path, state, _of_part(new_core, state.part), 0.0)
             replay(directory, state, core, 0.0, version)
             if version not in (None, core.central.version):
                 raise ValueError(
@@ -118,11 +120,11 @@ def _of_part(new_core: Callable[[str, Hyperparameters, Range], Core], part: Rang
     return lambda run_id, settings: new_core(run_id, settings, part)
 
 
-def _restored(path: Path, state: dict[str, Any], new_core: Callable[[str, Hyperparameters], Core], now: float) -> Core:
+def _restored(path: Path, state: State, new_core: Callable[[str, Hyperparameters], Core], now: float) -> Core:
     """Restores a checkpoint into a new core. Raises BadCheckpoint; the checkpoint stays in place, as only this start may be at
     fault."""
     try:
-        core = new_core(state["run_id"], Hyperparameters(**state["hyperparameters"]))
+        core = new_core(state.run_id, state.hyperparameters)
     except ValueError as error:
         raise checkpoint.BadCheckpoint(f"can't resume with the hyperparameters of {path}: {error}") from error
     checkpoint.restore(path, state, core, now)
@@ -167,7 +169,7 @@ def begin_life(core: Core) -> None:
 
 
 def replay(
-    checkpoints: Path, state: dict[str, Any], core: Core, now: float, until: int | None = None
+    checkpoints: Path, state: State, core: Core, now: float, until: int | None = None
 ) -> tuple[int, Path | None, Path | None]:
     """Replays the log onto a core restored from a checkpoint.
 
@@ -186,10 +188,9 @@ def replay(
         DamagedLog: An acknowledged record is missing, or does not fit the run.
         OSError: The log can't be read.
     """
-    if state["log"] is None:
+    if state.log is None:
         return 0, None, None
-    position = LogPosition(*state["log"])
-    number, log = position.number, Log(log_directory(checkpoints), position, core.run_id)
+    number, log = state.log.number, Log(log_directory(checkpoints), state.log, core.run_id)
     for entry in log.entries():
         if until is not None and core.central.version >= until:
             break
@@ -227,7 +228,7 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None, reuse: bo
 def log_position_of(path: Path) -> LogPosition | None:
     """The log position that follows a checkpoint; None if it has no log; UNREADABLE if that can't be read."""
     try:
-        state = json.loads(read_regular(path / "state.json", MAX_STATE_BYTES))
+        state = json.loads(read_regular(path / STATE, MAX_STATE_BYTES))
         if checkpoint_number(state) > CHECKPOINT:
             return UNREADABLE
         require(state["log"], Maybe((COUNT, COUNT)), "state.log")

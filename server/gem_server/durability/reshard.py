@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from gem_api import __version__
+from gem_api.checkpoint import STATE, name_of
 from gem_api.errors import InvalidRequest
 from gem_api.formats import CHECKPOINT_FORMAT
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import Range
 
 from gem_server.core.facts import EndReason
 from gem_server.core.memory_budget import FLOAT_BYTES
-from gem_server.core.shards import ShardLedger
+from gem_server.core.shards import LedgerState, ShardLedger
 from gem_server.durability.checkpoint import Tensors, write_files
 from gem_server.durability.range_files import (
     BadRanges,
@@ -36,12 +35,12 @@ from gem_server.durability.range_files import (
     read,
     require_end,
 )
+from gem_server.durability.state import State
 from gem_server.durability.storage import Storage, write_atomically
 from gem_server.rules import RULES, rule_of
 from gem_server.rules.base import require_by_element
 
 Advance = Callable[[int], object]
-_OF_ONE_FILE = ("files", "sha256")
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Resharding:
     count: int
 
     @property
-    def lead(self) -> dict[str, Any]:
+    def lead(self) -> State:
         """The state of range 0."""
         return self.found[0].state
 
@@ -66,59 +65,56 @@ class Resharding:
         """The whole model's layout."""
         return self.found[0].layout.whole
 
-    @cached_property
-    def settings(self) -> Hyperparameters:
-        return Hyperparameters(**self.lead["hyperparameters"])
-
     @property
     def leases(self) -> int:
         """The number of leases that end."""
-        return len({lease["lease_id"] for files in self.found for lease in files.state["leases"]})
+        return len({lease.lease_id for files in self.found for lease in files.state.leases})
 
     @property
     def shards(self) -> int:
         """The number of shards that workers held, and that are dealt again."""
-        return len(self.lead["ledger"]["held"])
+        return len(self.lead.ledger.held)
 
     @property
     def versions(self) -> list[int]:
         """The versions of the ranges. They differ by commits that came between their copies, and by those that did not reach
         all of them before their workers died."""
-        return [files.state["version"] for files in self.found]
+        return [files.state.version for files in self.found]
 
     def require_possible(self) -> None:
         """Raises BadRanges if the model is too small for so many ranges, or its rule can't run on several servers."""
         try:
             for index in range(self.count):
                 self.layout.part(Range(index, self.count))
-            if self.count > 1 and self.settings.rule in RULES:  # a user's own is not loaded here: the server checks it
-                require_by_element(rule_of(self.settings))
+            settings = self.lead.hyperparameters
+            if self.count > 1 and settings.rule in RULES:  # a user's own is not loaded here: the server checks it
+                require_by_element(rule_of(settings))
         except (InvalidRequest, ValueError) as error:
             raise BadRanges(str(error)) from None
 
-    def state(self, part: Range) -> dict[str, Any]:
-        """The content of a new range's state.json, without the hashes of the files."""
-        state = {name: value for name, value in self.lead.items() if name not in _OF_ONE_FILE}
-        ended = {**state["ended"], EndReason.ROLLED_BACK: state["ended"].get(EndReason.ROLLED_BACK, 0) + self.leases}
+    def state(self, part: Range) -> State:
+        """The state of a new range."""
+        ended = {**self.lead.ended, EndReason.ROLLED_BACK: self.lead.ended.get(EndReason.ROLLED_BACK, 0) + self.leases}
         as_before = self.count == len(self.found)  # the norms of other ranges say nothing about those of this one
-        return state | {
-            "format": CHECKPOINT_FORMAT,
-            "server_version": __version__,
-            "leases": [],
-            "ended": ended,
-            "norms": self.found[part.index].state["norms"] if as_before else [],
-            "ledger": self._ledger(part),
-            "range": [part.index, part.count],
-            "log": None,
-            "last": False,
-        }
+        return replace(
+            self.lead,
+            format=CHECKPOINT_FORMAT,
+            server_version=__version__,
+            leases=[],
+            ended=ended,
+            norms=self.found[part.index].state.norms if as_before else [],
+            ledger=self._ledger(part),
+            range=(part.index, part.count),
+            log=None,
+            last=False,
+        )
 
-    def _ledger(self, part: Range) -> dict[str, Any]:
+    def _ledger(self, part: Range) -> LedgerState:
         """The ledger with all shards returned, if the range leads; else an empty one."""
-        ledger = ShardLedger(self.settings)
+        ledger = ShardLedger(self.lead.hyperparameters)
         if part.leads:
-            ledger.restore(self.lead["ledger"])
-            for lease_id in {held[0]: None for held in self.lead["ledger"]["held"]}:
+            ledger.restore(self.lead.ledger)
+            for lease_id in {held[0]: None for held in self.lead.ledger.held}:
                 ledger.release(lease_id)
         return ledger.state()
 
@@ -134,7 +130,7 @@ def load(source: Path, count: int, tell: Tell = lambda line: None) -> Resharding
         OSError: A file can't be read.
     """
     resharding = Resharding(read(find(source), tell), count)
-    if not (source / "state.json").is_file():
+    if not (source / STATE).is_file():
         for files in resharding.found:
             require_end(files)
     resharding.require_possible()
@@ -194,7 +190,7 @@ def _write_range(
 ) -> None:
     """Writes the checkpoint of one new range."""
     state, layout = resharding.state(part), resharding.layout.part(part)
-    folder = folder_of(out, part) / f"checkpoint-{state['version']:012d}-0001"
+    folder = folder_of(out, part) / name_of(state.version)
     storage.make_directories(folder, 0o700)
     offsets = {piece.name: layout.begin + int(at) for piece, at in zip(layout.pieces, layout.offsets, strict=False)}
     shapes = {piece.name: piece.shape for piece in layout.pieces}

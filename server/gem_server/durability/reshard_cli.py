@@ -51,7 +51,7 @@ def main(source: Path, out: Path, count: int) -> None:
             reshard.write(resharding, out, bar.update)
     except (BadRanges, OSError) as error:
         raise click.ClickException(printable(str(error))) from None
-    run, version = printable(resharding.lead["run_id"]), resharding.lead["version"]
+    run, version = printable(resharding.lead.run_id), resharding.lead.version
     parameters = resharding.layout.parameters
     servers = "one server" if count == 1 else f"{count} servers"
     click.echo(f"wrote {out}: run {run} at version {version}, {parameters} parameters for {servers}")
@@ -64,7 +64,7 @@ def main(source: Path, out: Path, count: int) -> None:
 
 def _tell_changes(resharding: reshard.Resharding) -> None:
     """Says on standard error what does not go on as it was."""
-    versions, version = resharding.versions, resharding.lead["version"]
+    versions, version = resharding.versions, resharding.lead.version
     if len(set(versions)) > 1:
         click.echo(f"the ranges are at versions {', '.join(map(str, versions))}: all go on at {version}, the lead's", err=True)
     if resharding.leases:

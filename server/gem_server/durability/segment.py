@@ -31,7 +31,7 @@ from gem_api.process.regular_file import open_regular
 from gem_api.schema import BIG, COUNT, REAL, Maybe, Schema, require
 
 from gem_server.core.records import Kind, Record
-from gem_server.durability.state_schema import require_hyperparameters
+from gem_server.durability.state import require_hyperparameters
 from gem_server.durability.storage import FULL, NewFile, NoRoom, Storage
 
 _HEADER = struct.Struct("<8sQQI8s20s")

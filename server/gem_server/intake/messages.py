@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gem_api import __version__
 from gem_api.errors import InvalidRequest
 from gem_api.formats import CONTRACT
+from gem_api.framing import varint
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.update_kind import KINDS, kind_of
@@ -102,16 +103,7 @@ def shard_response(shard: Shard, indices: Indices) -> bytes:
     pieces = [pb.Shard(shard_id=shard.shard_id, epoch=shard.epoch, begin=shard.begin, end=shard.end).SerializeToString()]
     for at in range(0, indices.size, _PIECE):
         pieces.append(pb.Shard(indices=indices[at : at + _PIECE].tolist()).SerializeToString())
-    return _SHARD_TAG + _varint(sum(map(len, pieces))) + b"".join(pieces)
-
-
-def _varint(number: int) -> bytes:
-    """A number as protobuf writes it: 7 bits a byte, lowest first; the top bit says that another byte follows."""
-    data = bytearray()
-    while number > 0x7F:
-        data.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*data, number])
+    return _SHARD_TAG + varint(sum(map(len, pieces))) + b"".join(pieces)
 
 
 def evaluation(message: pb.ReportEvaluationRequest) -> Evaluation:

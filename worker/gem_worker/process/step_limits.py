@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-from gem_worker.process.compute_gate import ComputeGate
+from gem_worker.compute_gate import ComputeGate
 
 
 @dataclass(frozen=True)

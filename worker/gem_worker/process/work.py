@@ -14,8 +14,8 @@ from gem_client import GemError, InvalidRequest, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, STOPPED
+from gem_worker.compute_gate import TURNS, ComputeGate
 from gem_worker.device import devices
-from gem_worker.process.compute_gate import TURNS, ComputeGate
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.pool import WorkerPool
 from gem_worker.process.step_limits import StepLimits
