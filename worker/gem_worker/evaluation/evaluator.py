@@ -17,7 +17,7 @@ from gem_worker.command import Stopped, evaluate_every_setting, log_as, member_o
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
 @member_options
 @evaluate_every_setting(5.0)
-@click.option("--once", is_flag=True, help="Evaluate once, as soon as the server has a model, and exit.")
+@click.option("--once", is_flag=True, default=False, help="Evaluate once, as soon as the server has a model, and exit.")
 @log_options
 @click.version_option(__version__)
 def main(**options: Any) -> None:

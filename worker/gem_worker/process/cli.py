@@ -25,6 +25,7 @@ from gem_worker.process.stopping import Stopping
 @click.option(
     "--workers",
     "workers_per_process",
+    envvar="GEM_WORKERS_PER_PROCESS",
     type=Whole(1, 1000),
     default=1,
     help="Workers in this process, each with its own thread and session. If several, they are named NAME-0, NAME-1 …",
