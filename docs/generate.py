@@ -1,4 +1,4 @@
-"""Writes the tables of docs/settings.md: every setting, from the commands' own declarations.
+"""Writes the tables of docs/settings.md: every setting, from the rows of `gem_api.process.settings`.
 
 With --check, writes nothing and fails if the page is not up to date.
 """
@@ -9,20 +9,12 @@ import re
 import sys
 from pathlib import Path
 
-import click
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS
-from gem_api.process.settings_file import key
-from gem_ctl.cli import main as ctl
-from gem_server.cli import main as server
-from gem_worker.evaluation.evaluator import main as evaluator
-from gem_worker.launcher.cli import main as train
-from gem_worker.process.cli import main as worker
+from gem_api.process.settings import KEYS, Command, Setting, settings_of
 
 PAGE = Path(__file__).parent / "settings.md"
-COMMANDS = {"server": server, "train": train, "worker": worker, "evaluator": evaluator, "ctl": ctl}
+COMMANDS: tuple[Command, ...] = ("server", "train", "worker", "evaluator", "ctl")
 _BLOCK = re.compile(r"(<!-- \[tables: written by docs/generate\.py\] -->\n).*?(<!-- \[end\] -->)", re.DOTALL)
-# Found out by the command, or different in each: the text says which.
-_NO_DEFAULT = {"config", "version"}
 
 
 def tables() -> str:
@@ -50,34 +42,24 @@ def _of_names() -> list[str]:
 
 def _rows() -> list[tuple[str, str | None, str, str, str]]:
     """Key, option, commands, default and help of each setting, by its key."""
-    found: dict[str, dict[str, click.Parameter]] = {}
-    for name, command in COMMANDS.items():
-        for param in command.params:
-            if param.name not in _NO_DEFAULT:
-                found.setdefault(key(param), {})[name] = param
-    return [_row(name, params) for name, params in sorted(found.items())]
+    return [_row(key, {each: settings_of(each)[key] for each in COMMANDS if key in settings_of(each)}) for key in sorted(KEYS)]
 
 
-def _row(name: str, params: dict[str, click.Parameter]) -> tuple[str, str | None, str, str, str]:
-    first = next(iter(params.values()))
-    with_option = {who: param.opts[0] for who, param in params.items() if param.opts}
+def _row(key: str, rows: dict[Command, Setting]) -> tuple[str, str | None, str, str, str]:
+    with_option = {command: row.option.partition("/")[0] for command, row in rows.items() if row.option}
     option = f"`{next(iter(with_option.values()))}`" if with_option else None
-    if option and len(with_option) < len(params):
+    if option and len(with_option) < len(rows):
         option += f" of {', '.join(with_option)}"
-    defaults = {who: _default(param) for who, param in params.items()}
+    defaults = {command: _default(row) for command, row in rows.items()}
     same = len(set(defaults.values())) == 1
     default = next(iter(defaults.values())) if same else "; ".join(f"{who}: {each}" for who, each in defaults.items())
-    return name, option, ", ".join(params), default, first.help or ""
+    return key, option, ", ".join(rows), default, next(iter(rows.values())).help
 
 
-def _default(param: click.Parameter) -> str:
-    shown = getattr(param, "show_default", None)
-    if isinstance(shown, str):
-        return shown
-    value = param.default
-    if value is None or callable(value) or value == "" or "UNSET" in repr(value):
-        return "–"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _default(row: Setting) -> str:
+    if row.shown_default or row.default in (None, "", ()):
+        return row.shown_default or "–"
+    return str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
 
 
 def _line(row: tuple[str, str | None, str, str, str]) -> str:
