@@ -1,6 +1,6 @@
-"""Writes the tables of docs/settings.md: every setting, from the rows of `gem_api.process.settings`.
+"""Writes the tables of docs/settings.md and docs/rules.md, from the rows of `gem_api.process.settings` and `gem_api.rules`.
 
-With --check, writes nothing and fails if the page is not up to date.
+With --check, writes nothing and fails if a page is not up to date.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from pathlib import Path
 
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS
 from gem_api.process.settings import KEYS, Command, Setting, settings_of
+from gem_api.rules import PROXIES, RULES
 
-PAGE = Path(__file__).parent / "settings.md"
+DOCS = Path(__file__).parent
 COMMANDS: tuple[Command, ...] = ("server", "train", "worker", "evaluator", "ctl")
 _BLOCK = re.compile(r"(<!-- \[tables: written by docs/generate\.py\] -->\n).*?(<!-- \[end\] -->)", re.DOTALL)
 
 
-def tables() -> str:
-    """The page's tables."""
+def settings() -> str:
+    """The tables of docs/settings.md."""
     rows = _rows()
     options = [row for row in rows if row[1]]
     others = [row for row in rows if not row[1]]
@@ -72,20 +73,40 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-def page() -> str:
-    """The page with its tables."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{tables()}\n{block[2]}", PAGE.read_text(encoding="utf-8"))
+def rules(page: str) -> str:
+    """The table of docs/rules.md, which is this page."""
+    rows = RULES | {f"gem:proxy={name}": row for name, row in PROXIES.items() if row != RULES["gem"]}
+    lines = ["| Rule | Takes | Each worker | All workers | A commit | Several servers |", "|---|---|---|---|---|---|"]
+    for name, row in rows.items():
+        headings = ["Proxies"] if ":" in name else re.findall(rf"^## (.*\b{name}\b.*)$", page, re.MULTILINE)
+        kept = [_arrays(row.each), _arrays(row.shared)]
+        link = f"[`{name}`](#{headings[0].lower().replace(' ', '-')})"
+        lines.append(f"| {link} | {row.kind} | {' | '.join(kept)} | {row.temporaries} | {'yes' if row.by_element else 'no'} |")
+    return "\n".join([*lines, ""])
+
+
+def _arrays(names: tuple[str, ...]) -> str:
+    return f"{names[0]} … {names[-1]}" if len(names) > 3 else ", ".join(names) or "–"
+
+
+def pages() -> dict[Path, str]:
+    """The pages with their tables."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (DOCS / "settings.md", DOCS / "rules.md")}
+    tables = [settings(), rules(texts[DOCS / "rules.md"])]
+    return {
+        path: _BLOCK.sub(lambda block, table=table: f"{block[1]}\n{table}\n{block[2]}", text)
+        for (path, text), table in zip(texts.items(), tables, strict=True)
+    }
 
 
 def main(arguments: list[str]) -> int:
-    text = page()
-    if arguments == ["--check"]:
-        if text != PAGE.read_text(encoding="utf-8"):
-            print("docs/settings.md does not list the commands' settings: run python docs/generate.py", file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    changed = {path: text for path, text in pages().items() if text != path.read_text(encoding="utf-8")}
+    for path, text in changed.items():
+        if arguments == ["--check"]:
+            print(f"docs/{path.name} does not list the settings or rules that there are: run make settings", file=sys.stderr)
+        else:
+            path.write_text(text, encoding="utf-8")
+    return int(bool(changed) and arguments == ["--check"])
 
 
 if __name__ == "__main__":

@@ -12,16 +12,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
+from gem_api.rules import OPTIMIZERS, RULES
 from gem_api.v1 import training_pb2 as pb
 
-RULES = (
-    "gem", "downpour", "adaptive", "agn", "aeasgd", "dcasgd", "fedasync", "fedbuff", "ringmaster", "diloco", "dana", "rescaled",
-)  # fmt: skip
 SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "worker")
-_NOT_SGD = OPTIMIZERS[1:]
-_SHARED = OPTIMIZERS[1:-1]  # of the server, with a memory of gradients
+_NOT_SGD = tuple(OPTIMIZERS)[1:]
+_SHARED = tuple(name for name, arrays in OPTIMIZERS.items() if arrays)  # of the server, with a memory of gradients
 _PAPERS = ("momentum", "snapshot")  # settings of rule gem that mean nothing around another optimizer than SGD
 SCHEDULES = ("constant", "step", "cosine", "onecycle")
 SHARD_SIZE = 256  # the default; a larger batch raises it
@@ -294,7 +291,7 @@ class Hyperparameters:
         "all workers, with settings such as adamw:beta2=0.99; worker: each worker's own, and commits hold what its steps "
         "changed. Unless given, a new run takes the optimizer that its first worker brings.",
         heading="Rule",
-        values=OPTIMIZERS,
+        values=tuple(OPTIMIZERS),
         fixed=True,
         workers_use=True,
         status=("optimizer", "{}"),

@@ -11,9 +11,9 @@ import click
 import helm_python
 import pytest
 from engines.chart import CHART, CI, Object, environment, found, objects, pod_specs, referred, rendered, schema_of, values_of
-from gem_api.hyperparameters import RULES
 from gem_api.named_settings import NAMES
 from gem_api.process.settings_file import key as key_of
+from gem_api.rules import RULES
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker

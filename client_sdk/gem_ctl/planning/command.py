@@ -8,15 +8,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import click
-from gem_api.hyperparameters import RULES
 from gem_api.process.option_types import Named, Number, Whole
 from gem_api.process.options import WithHeadings, option
 from gem_api.ranges import MAX_RANGES
+from gem_api.rules import PROXIES, RULES
 from gem_api.wire import WIRE_FORMATS
 
 from gem_ctl.amounts import BitsPerSecond, Count, Counts
 from gem_ctl.planning.outcome import outcome
-from gem_ctl.planning.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, one_server_only, plan
+from gem_ctl.planning.plan import Setup, one_server_only, plan
 from gem_ctl.planning.scenario import Scenario, Slow, workers_that_pay
 from gem_ctl.planning.table import show
 
@@ -106,8 +106,9 @@ def _setup(rule: dict[str, Any], optimizer: dict[str, Any], **others: Any) -> Se
     if options["rule"] not in RULES:
         raise click.UsageError(f"--rule {options['rule']} is your own: its costs are not known; choose from {', '.join(RULES)}")
     shared = options["optimizer"] not in ("sgd", "worker")
-    if shared and options["rule"] not in SHARED_OPTIMIZER_RULES:
-        raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
+    if shared and not RULES[options["rule"]].optimizers:
+        able = ", ".join(name for name, row in RULES.items() if row.optimizers)
+        raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {able}")
     if shared and options["local_steps"] > 1:
         raise click.UsageError("a shared optimizer takes gradients: for --local-steps above 1 use --optimizer sgd or worker")
     described = Setup(**options)
