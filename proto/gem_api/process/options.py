@@ -187,12 +187,12 @@ def given(context: click.Context) -> set[str]:
 def flags(hyperparameters: Hyperparameters) -> list[str]:
     """The command-line flags for these hyper-parameters, without those that have no option; see `settings_without_flags`."""
     values = vars(hyperparameters) | written(hyperparameters)
-    return [f"{flag(name)}={values[name]}" for name, each in DECLARATIONS.items() if each.flag and not each.option]
+    return [f"{flag(name)}={values[name]}" for name, each in DECLARATIONS.items() if each.heading]
 
 
 def settings_without_flags(hyperparameters: Hyperparameters) -> dict[str, Any]:
     """The hyper-parameters that have no option, by their keys."""
-    return {name: getattr(hyperparameters, name) for name, declared in DECLARATIONS.items() if not declared.flag}
+    return {name: getattr(hyperparameters, name) for name, each in DECLARATIONS.items() if not (each.heading or each.option)}
 
 
 def as_environment(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -189,7 +189,7 @@ def _of_hyperparameter(name: str) -> Setting:
     shown = "; ".join([f"{DEFAULTS[name]:g}", *others]) if others else ""
     return Setting(
         name, ("server", "train"), of_hyperparameter(name), DEFAULTS[name],
-        heading="Most used" if name in _MOST_USED else declared.heading if declared.flag else "",
+        "Most used" if name in _MOST_USED else declared.heading,
         help=declared.help, shown_default=_SHARD_SIZE if name == "shard_size" else shown, fixed=declared.fixed,
     )  # fmt: skip
 
