@@ -79,6 +79,8 @@ def rules(page: str) -> str:
     lines = ["| Rule | Takes | Each worker | All workers | A commit | Several servers |", "|---|---|---|---|---|---|"]
     for name, row in rows.items():
         headings = ["Proxies"] if ":" in name else re.findall(rf"^## (.*\b{name}\b.*)$", page, re.MULTILINE)
+        if not headings:
+            sys.exit(f"docs/rules.md has no section for the rule {name}: write one, with the name in its heading")
         kept = [_arrays(row.each), _arrays(row.shared)]
         link = f"[`{name}`](#{headings[0].lower().replace(' ', '-')})"
         lines.append(f"| {link} | {row.kind} | {' | '.join(kept)} | {row.temporaries} | {'yes' if row.by_element else 'no'} |")
