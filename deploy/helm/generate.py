@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
     changed = {path: text for path, text in files().items() if _differs(path, text)}
     if arguments == ["--check"]:
         for path in changed:
-            print(f"{path.name} does not list the commands' settings: run python deploy/helm/generate.py", file=sys.stderr)
+            print(f"{path.name} does not list the commands' settings: run make settings", file=sys.stderr)
         return int(bool(changed))
     for path, text in changed.items():
         path.write_text(text, encoding="utf-8")
