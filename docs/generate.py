@@ -43,7 +43,7 @@ def _of_names() -> list[str]:
 
 def _rows() -> list[tuple[str, str | None, str, str, str]]:
     """Key, option, commands, default and help of each setting, by its key."""
-    return [_row(key, {each: settings_of(each)[key] for each in COMMANDS if key in settings_of(each)}) for key in sorted(KEYS)]
+    return [_row(key, {each: settings_of(each)[key] for each in COMMANDS if key in settings_of(each)}) for key in KEYS]
 
 
 def _row(key: str, rows: dict[Command, Setting]) -> tuple[str, str | None, str, str, str]:

@@ -2,7 +2,7 @@
 
 Everything else is derived from the declarations below: command-line options and their --help, the settings of --rule and
 --schedule, the ranges that are checked, what a resumed run may change, what `gem-ctl status` shows, and the tables of
-docs/settings.md. The message `Hyperparameters` in `v1/training.proto` lists the names too, and a test holds both equal.
+docs/settings.md. The message `Hyperparameters` in `v1/training.proto` lists the names too; a test sends each value both ways.
 """
 
 from __future__ import annotations

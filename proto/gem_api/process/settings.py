@@ -308,7 +308,7 @@ ALL_SETTINGS: tuple[Setting, ...] = (
     Setting("log_level", ("server", *_TRAINING, "evaluator"), click.Choice(LOG_LEVELS), "info", "Advanced", handed_over=True,
         help="Least important log lines to write."),
 )  # fmt: skip
-KEYS = frozenset(row.key for row in ALL_SETTINGS)
+KEYS = tuple(sorted({row.key for row in ALL_SETTINGS}))
 
 
 def settings_of(command: Command) -> dict[str, Setting]:
