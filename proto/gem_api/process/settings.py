@@ -38,7 +38,7 @@ DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the ser
 BUILT_IN_TASKS = ("digits", "mnist")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-# Under these --help lists the options, in this order. Those of other packages come last.
+# Under these --help lists the options, in this order. Those that name none are under the last.
 HEADINGS = (
     "Most used", "Run", "Cluster", "Network", "Durability", "Rule", "Steps of the workers", "Security", "Advanced", "Options",
 )  # fmt: skip
