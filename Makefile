@@ -15,7 +15,7 @@ PROGRESS := { test -t 1 && shown=yes; awk -v shown="$$shown" '/^Collecting/ { n+
 	shown && /^Collecting/ { printf "\r\033[K  %d packages, now %s", n, $$2; fflush() } \
 	shown && /^Installing/ { printf "\r\033[K" } /^Installing/ { print "  installing " n " packages"; fflush() }'; }
 
-.PHONY: help train test test-all test-slow test-docker test-wheel release check format hooks proto dashboards chart docs wheel bench paper models versus chaos soak fuzz clean
+.PHONY: help train test test-all test-slow test-docker test-wheel release check format hooks proto dashboards settings docs wheel bench paper models versus chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server, AdamW on it, and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests that protect a change (3 minutes)"
@@ -37,7 +37,7 @@ help:
 	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
 	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
 	@echo "make dashboards   generate Grafana's dashboards and the Helm chart's alerts"
-	@echo "make chart   write the commands' options into the Helm chart"
+	@echo "make settings   write the commands' settings into docs/settings.md and the Helm chart"
 	@echo "make proto   generate the Python code of the contract"
 
 $(READY): requirements.lock pyproject.toml
@@ -103,6 +103,7 @@ check: $(DEV)
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python deploy/grafana/generate.py --check
 	@$(BIN)/python deploy/helm/generate.py --check
+	@$(BIN)/python docs/generate.py --check
 
 # Without them a commit is checked by `make check` alone.
 hooks: $(DEV)
@@ -131,7 +132,8 @@ bench: $(DEV)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 	@$(BIN)/python -m benchmarks.server.sessions $(filter --quick,$(ARGS))
 
-chart: $(DEV)
+settings: $(DEV)
+	@$(BIN)/python docs/generate.py
 	@$(BIN)/python deploy/helm/generate.py
 
 DATA ?=

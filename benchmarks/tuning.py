@@ -102,7 +102,8 @@ def read_mnist(folder: Path, prefix: str) -> Data:
 def serving(settings: Hyperparameters, workers: int, history: Path) -> Iterator[str]:
     """Runs a server in a thread; yields its address. It waits for all workers, and writes a line for each commit."""
     config = ServerConfig(
-        settings, listen="127.0.0.1:0", metrics_listen="", lease_seconds=600, min_workers=workers, history=history
+        hyperparameters=settings, listen="127.0.0.1:0", metrics_listen="", lease_seconds=600, min_workers=workers,
+        history=history,
     )  # fmt: skip
     started: Future[tuple[asyncio.AbstractEventLoop, Server]] = Future()
 

@@ -1,6 +1,6 @@
-"""Writes the tables of docs/settings.md: every setting, from the commands' own declarations.
+"""Writes the tables of docs/settings.md and docs/rules.md, from the rows of `gem_api.process.settings` and `gem_api.rules`.
 
-With --check, writes nothing and fails if the page is not up to date.
+With --check, writes nothing and fails if a page is not up to date.
 """
 
 from __future__ import annotations
@@ -9,24 +9,17 @@ import re
 import sys
 from pathlib import Path
 
-import click
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS
-from gem_api.process.settings_file import key
-from gem_ctl.cli import main as ctl
-from gem_server.cli import main as server
-from gem_worker.evaluation.evaluator import main as evaluator
-from gem_worker.launcher.cli import main as train
-from gem_worker.process.cli import main as worker
+from gem_api.process.settings import KEYS, Command, Setting, settings_of
+from gem_api.rules import PROXIES, RULES
 
-PAGE = Path(__file__).parent / "settings.md"
-COMMANDS = {"server": server, "train": train, "worker": worker, "evaluator": evaluator, "ctl": ctl}
+DOCS = Path(__file__).parent
+COMMANDS: tuple[Command, ...] = ("server", "train", "worker", "evaluator", "ctl")
 _BLOCK = re.compile(r"(<!-- \[tables: written by docs/generate\.py\] -->\n).*?(<!-- \[end\] -->)", re.DOTALL)
-# Found out by the command, or different in each: the text says which.
-_NO_DEFAULT = {"config", "version"}
 
 
-def tables() -> str:
-    """The page's tables."""
+def settings() -> str:
+    """The tables of docs/settings.md."""
     rows = _rows()
     options = [row for row in rows if row[1]]
     others = [row for row in rows if not row[1]]
@@ -50,34 +43,24 @@ def _of_names() -> list[str]:
 
 def _rows() -> list[tuple[str, str | None, str, str, str]]:
     """Key, option, commands, default and help of each setting, by its key."""
-    found: dict[str, dict[str, click.Parameter]] = {}
-    for name, command in COMMANDS.items():
-        for param in command.params:
-            if param.name not in _NO_DEFAULT:
-                found.setdefault(key(param), {})[name] = param
-    return [_row(name, params) for name, params in sorted(found.items())]
+    return [_row(key, {each: settings_of(each)[key] for each in COMMANDS if key in settings_of(each)}) for key in KEYS]
 
 
-def _row(name: str, params: dict[str, click.Parameter]) -> tuple[str, str | None, str, str, str]:
-    first = next(iter(params.values()))
-    with_option = {who: param.opts[0] for who, param in params.items() if param.opts}
+def _row(key: str, rows: dict[Command, Setting]) -> tuple[str, str | None, str, str, str]:
+    with_option = {command: row.option.partition("/")[0] for command, row in rows.items() if row.option}
     option = f"`{next(iter(with_option.values()))}`" if with_option else None
-    if option and len(with_option) < len(params):
+    if option and len(with_option) < len(rows):
         option += f" of {', '.join(with_option)}"
-    defaults = {who: _default(param) for who, param in params.items()}
+    defaults = {command: _default(row) for command, row in rows.items()}
     same = len(set(defaults.values())) == 1
     default = next(iter(defaults.values())) if same else "; ".join(f"{who}: {each}" for who, each in defaults.items())
-    return name, option, ", ".join(params), default, first.help or ""
+    return key, option, ", ".join(rows), default, next(iter(rows.values())).help
 
 
-def _default(param: click.Parameter) -> str:
-    shown = getattr(param, "show_default", None)
-    if isinstance(shown, str):
-        return shown
-    value = param.default
-    if value is None or callable(value) or value == "" or "UNSET" in repr(value):
-        return "–"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _default(row: Setting) -> str:
+    if row.shown_default or row.default in (None, "", ()):
+        return row.shown_default or "–"
+    return str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
 
 
 def _line(row: tuple[str, str | None, str, str, str]) -> str:
@@ -90,20 +73,42 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-def page() -> str:
-    """The page with its tables."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{tables()}\n{block[2]}", PAGE.read_text(encoding="utf-8"))
+def rules(page: str) -> str:
+    """The table of docs/rules.md, which is this page."""
+    rows = RULES | {f"gem:proxy={name}": row for name, row in PROXIES.items() if row != RULES["gem"]}
+    lines = ["| Rule | Takes | Each worker | All workers | A commit | Several servers |", "|---|---|---|---|---|---|"]
+    for name, row in rows.items():
+        headings = ["Proxies"] if ":" in name else re.findall(rf"^## (.*\b{name}\b.*)$", page, re.MULTILINE)
+        if not headings:
+            sys.exit(f"docs/rules.md has no section for the rule {name}: write one, with the name in its heading")
+        kept = [_arrays(row.each), _arrays(row.shared)]
+        link = f"[`{name}`](#{headings[0].lower().replace(' ', '-')})"
+        lines.append(f"| {link} | {row.kind} | {' | '.join(kept)} | {row.temporaries} | {'yes' if row.by_element else 'no'} |")
+    return "\n".join([*lines, ""])
+
+
+def _arrays(names: tuple[str, ...]) -> str:
+    return f"{names[0]} … {names[-1]}" if len(names) > 3 else ", ".join(names) or "–"
+
+
+def pages() -> dict[Path, str]:
+    """The pages with their tables."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (DOCS / "settings.md", DOCS / "rules.md")}
+    tables = [settings(), rules(texts[DOCS / "rules.md"])]
+    return {
+        path: _BLOCK.sub(lambda block, table=table: f"{block[1]}\n{table}\n{block[2]}", text)
+        for (path, text), table in zip(texts.items(), tables, strict=True)
+    }
 
 
 def main(arguments: list[str]) -> int:
-    text = page()
-    if arguments == ["--check"]:
-        if text != PAGE.read_text(encoding="utf-8"):
-            print("docs/settings.md does not list the commands' settings: run python docs/generate.py", file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    changed = {path: text for path, text in pages().items() if text != path.read_text(encoding="utf-8")}
+    for path, text in changed.items():
+        if arguments == ["--check"]:
+            print(f"docs/{path.name} does not list the settings or rules that there are: run make settings", file=sys.stderr)
+        else:
+            path.write_text(text, encoding="utf-8")
+    return int(bool(changed) and arguments == ["--check"])
 
 
 if __name__ == "__main__":

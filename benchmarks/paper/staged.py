@@ -15,9 +15,10 @@ from typing import Any
 import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.lifetime import interruptible
-from gem_api.process.options import SETTINGS, expanded, flags, hyperparameter_options, settings_without_flags
+from gem_api.process.options import SETTINGS, expanded, flags, hyperparameter_options, setting_options, settings_without_flags
+from gem_api.process.settings import settings_of
 from gem_client import Admin, GemError
-from gem_worker.command import data_option, ignore_signals, task_option
+from gem_worker.command import ignore_signals
 from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, Member, Process, free_port, python
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
@@ -93,9 +94,8 @@ class Staged(Cluster):
 @click.option("--slowdown", type=click.FloatRange(1), default=1.0, help="Factor by which one worker is slower.")
 @click.option("--replacements", type=click.IntRange(0), default=0, help="Number of times that a group of workers is replaced.")
 @click.option("--runs", type=click.Path(path_type=Path), required=True)
-@task_option
-@data_option
-@hyperparameter_options()
+@setting_options(row for row in settings_of("train").values() if row.key in ("task", "data"))
+@hyperparameter_options
 @click.pass_context
 @interruptible()
 def main(context: click.Context, /, **_: Any) -> None:

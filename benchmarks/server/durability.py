@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import click
-from gem_api.process.options import DURABILITIES
+from gem_api.process.settings import DURABILITIES
 
 from benchmarks.lib.measuring import interleaved, measurement, middle, ratio, spread, verdict
 from benchmarks.lib.processes import Load, measure, server

@@ -14,18 +14,10 @@ from gem_api import __version__
 from gem_api.process.lifetime import interruptible, print_stacks_on_signal
 from gem_api.process.logs import print_error
 from gem_api.process.message_json import as_dict
-from gem_api.process.options import (
-    SETTINGS,
-    Number,
-    ServerAddress,
-    Whole,
-    WithHeadings,
-    credential_options,
-    no_false_abort,
-)
+from gem_api.process.option_types import Number
+from gem_api.process.options import SETTINGS, WithHeadings, command_options, no_false_abort
 from gem_api.process.printable import printable
 from gem_api.process.progress import say
-from gem_api.process.settings_file import config_option, setting
 from gem_client import GemError, Retry, connect
 from safetensors.numpy import save
 
@@ -138,24 +130,7 @@ def _loaded(entry: EntryPoint) -> click.Command:
 
 
 @click.group(cls=_TypedErrors, context_settings=SETTINGS)
-@click.option(
-    "--server",
-    envvar="GEM_SERVER",
-    type=ServerAddress(),
-    show_default="the server of the run in --runs, else 127.0.0.1:50051",
-    help="The server's address.",
-)
-@click.option(
-    "--runs",
-    envvar="GEM_RUNS",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs"),
-    help="Folder with gem-train's runs. Without --server, the run in progress there is used.",
-)
-@setting("timeout", type=Number(0.1), default=10.0, help="Seconds to wait for the server's response.")
-@setting("backup_keep", type=Whole(1), help="Number of a run's backups that gem-ctl checkpoint --to keeps. Unset: all.")
-@credential_options
-@config_option
+@command_options("ctl")
 @click.version_option(__version__)
 @click.pass_context
 def main(

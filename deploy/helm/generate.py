@@ -1,6 +1,7 @@
 """Writes what the chart knows of the commands' settings: the schema of `config` in values.schema.json, and templates/_keys.tpl.
 
-Every setting of gem-server, gem-worker and gem-evaluator is a key of `config`, but for those that the chart sets itself (OWN).
+Every setting of gem-server, gem-worker and gem-evaluator is a key of `config`, but for those that the chart sets itself
+because they depend on where a process runs.
 With --check, writes nothing and fails if a file is not up to date.
 """
 
@@ -13,47 +14,36 @@ from typing import Any
 
 import click
 from gem_api.named_settings import NAMES
-from gem_api.process.options import Named
-from gem_api.process.settings_file import key
-from gem_server.cli import main as server
-from gem_worker.evaluation.evaluator import main as evaluator
-from gem_worker.process.cli import main as worker
+from gem_api.process.option_types import Bytes, Named
+from gem_api.process.settings import Command, Setting, settings_of
 
 CHART = Path(__file__).parent / "gem"
-COMMANDS: dict[str, click.Command] = {"server": server, "worker": worker, "evaluator": evaluator}
-# What the chart sets itself, from other values or because of where its containers run.
-OWN = {
-    "checkpoint_dir", "config", "data", "first_worker", "lane_listen", "listen", "memory_socket", "metrics_listen", "name",
-    "once", "peers", "range", "resume", "server", "shared_memory", "stopped_status", "task", "tls_ca", "tls_cert",
-    "tls_client_ca", "tls_key", "token_file", "tokens", "version", "worker_metrics_listen",
-}  # fmt: skip
+COMPONENTS: tuple[Command, ...] = ("server", "worker", "evaluator")
 _EXACT = (1 << 53) - 1  # Helm reads numbers as doubles
 _WHOLE: dict[str, Any] = {"type": "integer"}
 # `helm --set` takes decimals as text. Their range is then checked by the command.
 _DECIMAL: dict[str, Any] = {"type": ["number", "string"], "pattern": r"^([0-9]+\.?|[0-9]*\.[0-9]+)([eE][-+]?[0-9]+)?$"}
 
 
-def settings(component: str) -> dict[str, click.Parameter]:
+def settings(component: Command) -> dict[str, Setting]:
     """The settings of a component's command that users may set, by their keys."""
-    found = {key(param): param for param in COMMANDS[component].params}
-    return {name: found[name] for name in sorted(found.keys() - OWN)}
+    return {key: row for key, row in sorted(settings_of(component).items()) if not row.by_deployment}
 
 
 def schema() -> dict[str, Any]:
     """The JSON schema of `config`; unknown keys are refused."""
-    known = {name: _type(param) for component in COMMANDS for name, param in settings(component).items()}
+    known = {key: _type(row.type) for component in COMPONENTS for key, row in settings(component).items()}
     text = "Settings of the server, the workers and the evaluator, as docs/settings.md lists them."
     return {"description": text, "type": "object", "additionalProperties": False, "properties": dict(sorted(known.items()))}
 
 
-def _type(param: click.Parameter) -> dict[str, Any]:
-    kind = param.type
+def _type(kind: click.ParamType[Any]) -> dict[str, Any]:
     if isinstance(kind, Named):
         names = "|".join(NAMES[kind.option]) + (r"|[\w.]+:\w+" if kind.option == "rule" else "")
         return {"type": ["string", "object"], "pattern": rf"^({names})(:\w+=.*)?$"}
     if isinstance(kind, click.Choice):
         return {"enum": list(kind.choices)}
-    if kind.name == "boolean":
+    if kind is click.BOOL:
         return {"type": "boolean"}
     if isinstance(kind, click.IntRange | click.FloatRange):
         whole = isinstance(kind, click.IntRange)
@@ -61,7 +51,7 @@ def _type(param: click.Parameter) -> dict[str, Any]:
         top = kind.max if kind.max is not None or not whole else _EXACT
         high = {} if top is None else {"exclusiveMaximum" if kind.max_open else "maximum": min(top, _EXACT)}
         return (_WHOLE if whole else _DECIMAL) | low | high
-    if kind.name == "bytes":
+    if isinstance(kind, Bytes):
         return {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9.]+[KMGTkmgt]?[Ii]?[Bb]?$"}
     return {"type": "string"}
 
@@ -75,7 +65,9 @@ def values_schema() -> str:
 
 def keys() -> str:
     """templates/_keys.tpl: which settings a component's command reads, so that only a change of those replaces its pods."""
-    lists = [f'{{{{- define "gem.keys.{name}" -}}}}\n{json.dumps(list(settings(name)))}\n{{{{- end -}}}}' for name in COMMANDS]
+    lists = [
+        f'{{{{- define "gem.keys.{name}" -}}}}\n{json.dumps(list(settings(name)))}\n{{{{- end -}}}}' for name in COMPONENTS
+    ]
     return "{{/* Written by deploy/helm/generate.py. */}}\n" + "\n".join(lists) + "\n"
 
 
@@ -92,7 +84,7 @@ def main(arguments: list[str]) -> int:
     changed = {path: text for path, text in files().items() if _differs(path, text)}
     if arguments == ["--check"]:
         for path in changed:
-            print(f"{path.name} does not list the commands' settings: run python deploy/helm/generate.py", file=sys.stderr)
+            print(f"{path.name} does not list the commands' settings: run make settings", file=sys.stderr)
         return int(bool(changed))
     for path, text in changed.items():
         path.write_text(text, encoding="utf-8")

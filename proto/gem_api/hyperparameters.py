@@ -2,7 +2,7 @@
 
 Everything else is derived from the declarations below: command-line options and their --help, the settings of --rule and
 --schedule, the ranges that are checked, what a resumed run may change, what `gem-ctl status` shows, and the tables of
-docs/settings.md. The message `Hyperparameters` in `v1/training.proto` lists the names too, and a test holds both equal.
+docs/settings.md. The message `Hyperparameters` in `v1/training.proto` lists the names too; a test sends each value both ways.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from gem_api.rules import OPTIMIZERS, RULES
 from gem_api.v1 import training_pb2 as pb
 
-RULES = (
-    "gem", "downpour", "adaptive", "agn", "aeasgd", "dcasgd", "fedasync", "fedbuff", "ringmaster", "diloco", "dana", "rescaled",
-)  # fmt: skip
 SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "worker")
-_NOT_SGD = OPTIMIZERS[1:]
-_SHARED = OPTIMIZERS[1:-1]  # of the server, with a memory of gradients
+_NOT_SGD = tuple(OPTIMIZERS)[1:]
+_SHARED = tuple(name for name, arrays in OPTIMIZERS.items() if arrays)  # of the server, with a memory of gradients
 _PAPERS = ("momentum", "snapshot")  # settings of rule gem that mean nothing around another optimizer than SGD
 SCHEDULES = ("constant", "step", "cosine", "onecycle")
 SHARD_SIZE = 256  # the default; a larger batch raises it
@@ -54,15 +51,15 @@ class Range:
         return " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
 
 
-class Declaration(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
     """The declaration of a hyper-parameter, besides its name, type and default.
 
     Attributes:
+        heading: The heading that --help shows its option under. Empty: it has no option of its own.
         help: The text that users read, with the unit.
-        heading: The heading that --help shows the option under.
-        option: The option that it is a setting of: "rule", "optimizer" or "schedule"; empty: it is an option itself.
+        option: The option that it is a setting of: "rule", "optimizer" or "schedule"; empty: it stands for itself.
         key: Its name among that option's settings; empty: it holds all settings without a declaration.
-        flag: Whether it can be given on the command line; else only in a settings file and the environment.
         values: The allowed numbers or words; None allows any text.
         fixed: Whether a resumed run must keep it, because the workers' buffers or the shard ledger depend on it.
         workers_use: Whether workers compute with it. After a change they must register again.
@@ -71,276 +68,112 @@ class Declaration(NamedTuple):
         status: A label and a format; `gem-ctl status` shows the value with them if it is not the default.
     """
 
-    help: str
     heading: str
+    help: str
     option: str = ""
     key: str = ""
-    flag: bool = True
     values: Range | tuple[str, ...] | None = None
     fixed: bool = False
     workers_use: bool = False
-    other_defaults: Mapping[tuple[str, str], float | str] = {}
+    other_defaults: Mapping[tuple[str, str], float | str] = field(default_factory=dict)
     in_step: bool = False
     status: tuple[str, str] | None = None
 
 
-def _declare(default: Any, help_: str, heading: str, **more: Any) -> Any:
-    return field(default=default, metadata={"declaration": Declaration(help_, heading, **more)})
+def _declare(default: Any, heading: str = "", **more: Any) -> Any:
+    return field(default=default, metadata={"declaration": Declaration(heading=heading, **more)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
     """The hyper-parameters of a run, in the order in which checkpoints and the message list them."""
 
-    rule: str = _declare(
-        "gem",
-        f"The update rule, which applies commits: {', '.join(RULES)}, or your own as module:Class. Settings follow the name: "
-        "gem:kappa=2,momentum=0.9.",
-        heading="Rule",
-        fixed=True,
-    )
-    learning_rate: float = _declare(
-        0.05,
-        "Learning rate η.",
-        heading="Rule",
-        values=Range(gt=0),
-        workers_use=True,
-        # Rates that suit one worker alone: those of the other optimizers are much smaller than SGD's.
-        other_defaults={
-            ("rule_options", "proxy=adam"): 0.003,
-            ("optimizer", "adam"): 0.001,
-            ("optimizer", "adamw"): 0.001,
-            ("optimizer", "lion"): 0.0001,
-        },
-    )
-    momentum: float = _declare(
-        0.9,
-        "Momentum μ: of the proxy (gem), or of each worker (dana).",
-        heading="Rule",
-        option="rule",
-        key="momentum",
-        values=Range(ge=0, lt=1),
-    )
-    kappa: float = _declare(
-        1.0,
-        "Amplification κ of the proxy (gem). With another optimizer than sgd it is multiplied by √n, with n = τ + 1.",
-        heading="Rule",
-        option="rule",
-        key="kappa",
-        values=Range(gt=0),
+    # fmt: off
+    rule: str = _declare("gem", "Rule", fixed=True,
+        help=f"The update rule, which applies commits: {', '.join(RULES)}, or your own as module:Class. Settings follow the "
+        "name: gem:kappa=2,momentum=0.9.")
+    # Rates that suit one worker alone: those of the other optimizers are much smaller than SGD's.
+    learning_rate: float = _declare(0.05, "Rule", values=Range(gt=0), workers_use=True,
+        other_defaults={("rule_options", "proxy=adam"): 0.003, ("optimizer", "adam"): 0.001, ("optimizer", "adamw"): 0.001,
+                        ("optimizer", "lion"): 0.0001},
+        help="Learning rate η.")
+    momentum: float = _declare(0.9, option="rule", key="momentum", values=Range(ge=0, lt=1),
+        help="Momentum μ: of the proxy (gem), or of each worker (dana).")
+    kappa: float = _declare(1.0, option="rule", key="kappa", values=Range(gt=0),
         other_defaults={("optimizer", name): 1.5 for name in _NOT_SGD},
-    )
-    epsilon: float = _declare(
-        1e-16,
-        "ε in the denominator of the scaling factor π (gem).",
-        heading="Rule",
-        option="rule",
-        key="epsilon",
-        values=Range(gt=0),
+        help="Amplification κ of the proxy (gem). With another optimizer than sgd it is multiplied by √n, with n = τ + 1.")
+    epsilon: float = _declare(1e-16, option="rule", key="epsilon", values=Range(gt=0),
         other_defaults={("snapshot", "reference"): 1e-12},  # the authors' code
-    )
-    pi_max: float = _declare(
-        5.0,
-        "Upper bound of the scaling factor π (gem).",
-        heading="Rule",
-        option="rule",
-        key="pi_max",
-        values=Range(gt=0),
-        # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
-        # A commit never moves further than the optimizer's own step.
+        help="ε in the denominator of the scaling factor π (gem).")
+    # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
+    # A commit never moves further than the optimizer's own step.
+    pi_max: float = _declare(5.0, option="rule", key="pi_max", values=Range(gt=0),
         other_defaults={("rule_options", "proxy=adam"): 1e6} | {("optimizer", name): 1.0 for name in _NOT_SGD},
-    )
-    snapshot: str = _declare(
-        "after",
-        "The θ that the server keeps as a worker's snapshot (gem, SGD). after: θ after the worker's own commit; paper: as in "
-        "the paper's Algorithm 1; reference: as in the authors' code.",
-        heading="Rule",
-        option="rule",
-        key="snapshot",
-        values=SNAPSHOTS,
-        fixed=True,
-    )
-    batch_size: int = _declare(
-        64,
-        "Samples per gradient.",
-        heading="Run",
-        values=Range(ge=1, le=1_000_000),
-        fixed=True,
-        workers_use=True,
-    )
-    epochs: int = _declare(
-        1,
-        "Passes over the training data; 0: only --steps limits the run.",
-        heading="Run",
-        values=Range(ge=0, le=_MAX_UINT32),
-    )
-    steps: int = _declare(
-        0,
-        "Maximum commits of each worker over the whole run; 0: only --epochs limits the run.",
-        heading="Run",
-        values=Range(ge=0, le=_MAX_COUNT),
-        workers_use=True,
-    )
-    shards: str = _declare(
-        "partition",
-        "How the samples of an epoch are distributed. partition: the workers share them; replicate: every worker gets all.",
-        heading="Run",
-        values=SHARD_MODES,
-        fixed=True,
-    )
-    shard_size: int = _declare(
-        SHARD_SIZE,
-        "Samples that a worker is given at a time; not less than the batch size.",
-        heading="Run",
-        flag=False,
-        values=Range(ge=1, le=1_000_000),
-        fixed=True,
-    )
-    seed: int = _declare(
-        0,
-        "Seed for the initial θ, the order of the samples and the workers' random numbers.",
-        heading="Run",
-        values=Range(ge=0, le=_MAX_COUNT),
-        fixed=True,
-        workers_use=True,
-    )
-    rule_options: str = _declare(
-        "",
-        "The rule's other settings, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd.",
-        heading="Rule",
-        option="rule",
-        fixed=True,
-        # The room of the first commits, which nobody can foresee: docs/method.md.
-        other_defaults={("optimizer", name): "growth=10" for name in _SHARED},
-        in_step=True,
-        status=("options", "{}"),
-    )
-    local_steps: int = _declare(
-        1,
-        "Steps of SGD (λ) that a worker takes by itself before each commit.",
-        heading="Steps of the workers",
-        values=Range(ge=1, le=10_000),
-        fixed=True,
-        workers_use=True,
+        help="Upper bound of the scaling factor π (gem).")
+    snapshot: str = _declare("after", option="rule", key="snapshot", values=SNAPSHOTS, fixed=True,
+        help="The θ that the server keeps as a worker's snapshot (gem, SGD). after: θ after the worker's own commit; paper: as "
+        "in the paper's Algorithm 1; reference: as in the authors' code.")
+    batch_size: int = _declare(64, "Run", values=Range(ge=1, le=1_000_000), fixed=True, workers_use=True,
+        help="Samples per gradient.")
+    epochs: int = _declare(1, "Run", values=Range(ge=0, le=_MAX_UINT32),
+        help="Passes over the training data; 0: only --steps limits the run.")
+    steps: int = _declare(0, "Run", values=Range(ge=0, le=_MAX_COUNT), workers_use=True,
+        help="Maximum commits of each worker over the whole run; 0: only --epochs limits the run.")
+    shards: str = _declare("partition", "Run", values=SHARD_MODES, fixed=True,
+        help="How the samples of an epoch are distributed. partition: the workers share them; replicate: every worker gets "
+        "all.")
+    shard_size: int = _declare(SHARD_SIZE, values=Range(ge=1, le=1_000_000), fixed=True,
+        help="Samples that a worker is given at a time; not less than the batch size.")
+    seed: int = _declare(0, "Run", values=Range(ge=0, le=_MAX_COUNT), fixed=True, workers_use=True,
+        help="Seed for the initial θ, the order of the samples and the workers' random numbers.")
+    # The room of the first commits, which nobody can foresee: docs/method.md.
+    rule_options: str = _declare("", option="rule", fixed=True,
+        other_defaults={("optimizer", name): "growth=10" for name in _SHARED}, in_step=True, status=("options", "{}"),
+        help="The rule's other settings, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd.")
+    local_steps: int = _declare(1, "Steps of the workers", values=Range(ge=1, le=10_000), fixed=True, workers_use=True,
         status=("local", "λ {} steps"),
-    )
-    local_momentum: float = _declare(
-        0.0,
-        "Nesterov momentum of the local steps.",
-        heading="Steps of the workers",
-        flag=False,
-        values=Range(ge=0, lt=1),
-        workers_use=True,
-        status=("nesterov", "{:g}"),
-    )
-    weight_decay: float = _declare(
-        0.0,
-        "Weight decay: workers add this value times θ to each gradient; with adamw and lion, the server applies it instead.",
-        heading="Steps of the workers",
-        values=Range(ge=0, le=1),
-        other_defaults={("optimizer", "adamw"): 0.01},  # PyTorch's
-        workers_use=True,
-        status=("decay", "{:g}·θ"),
-    )
-    schedule: str = _declare(
-        "constant",
-        "How the learning rate changes with the version, such as cosine:versions=9400,warmup=100. constant: not at all; step: "
-        "it is multiplied by factor every `versions` commits; cosine: it falls to that share within `versions` commits, then "
-        "stays; onecycle: as cosine, and its warm-up is a cosine too. Unless given, a new run takes the schedule that its "
-        "first worker brings.",
-        heading="Rule",
-        values=SCHEDULES,
-        workers_use=True,
-    )
-    warmup_versions: int = _declare(
-        0,
-        "Commits over which the learning rate first rises to its value; 0: no warm-up.",
-        heading="Rule",
-        option="schedule",
-        key="warmup",
-        values=Range(ge=0, le=_MAX_COUNT),
-        workers_use=True,
-    )
-    warmup_factor: float = _declare(
-        0.0,
-        "Share of the learning rate at version 0, where the warm-up begins; 0: it begins one step above 0.",
-        heading="Rule",
-        option="schedule",
-        key="warmup_factor",
-        values=Range(ge=0, le=1),
-        workers_use=True,
-    )
-    decay_versions: int = _declare(
-        0,
-        "Commits between two drops (schedule step), or until the end of the fall (cosine, onecycle).",
-        heading="Rule",
-        option="schedule",
-        key="versions",
-        values=Range(ge=0, le=_MAX_COUNT),
-        workers_use=True,
-    )
-    decay_factor: float = _declare(
-        0.1,
-        "Factor of each drop (schedule step), or the final share of the learning rate (cosine, onecycle).",
-        heading="Rule",
-        option="schedule",
-        key="factor",
-        values=Range(ge=0, le=1),
-        workers_use=True,
-    )
-    optimizer: str = _declare(
-        "sgd",
-        "The optimizer whose steps the rules gem, downpour and adaptive apply. sgd, adam, adamw, lion: one on the server, for "
-        "all workers, with settings such as adamw:beta2=0.99; worker: each worker's own, and commits hold what its steps "
-        "changed. Unless given, a new run takes the optimizer that its first worker brings.",
-        heading="Rule",
-        values=OPTIMIZERS,
-        fixed=True,
-        workers_use=True,
-        status=("optimizer", "{}"),
-    )
-    optimizer_options: str = _declare(
-        "",
-        "The optimizer's settings, NAME=VALUE separated by spaces: beta1 and beta2 for adam, adamw and lion, epsilon for adam "
-        "and adamw.",
-        heading="Rule",
-        option="optimizer",
-        fixed=True,
-    )
-    batch_variation: float = _declare(
-        0.0,
-        "How much batch sizes vary at random: from (1 − this) to (1 + this) times --batch-size. 0.9 keeps many equal workers "
-        "out of lockstep; 0: all batches have the same size.",
-        heading="Run",
-        flag=False,
-        values=Range(ge=0, le=0.9),
-        workers_use=True,
-        status=("variation", "batches ±{:g}"),
-    )
-    smallest_share: float = _declare(
-        1.0,
-        "The smallest share of a batch for slow workers: the server tells each worker how many samples its next gradient "
-        "should have, so that all take about as long as the fastest, and counts it by that share. 1: all batches are whole, "
-        "the default with another rule than gem, local steps or batch_variation.",
-        heading="Run",
-        flag=False,
-        values=Range(ge=1 / 64, le=1),
-        other_defaults={("optimizer", name): 1 / 16 for name in _SHARED},
-        in_step=True,
-        workers_use=True,
+        help="Steps of SGD (λ) that a worker takes by itself before each commit.")
+    local_momentum: float = _declare(0.0, values=Range(ge=0, lt=1), workers_use=True, status=("nesterov", "{:g}"),
+        help="Nesterov momentum of the local steps.")
+    weight_decay: float = _declare(0.0, "Steps of the workers", values=Range(ge=0, le=1),
+        other_defaults={("optimizer", "adamw"): 0.01}, workers_use=True, status=("decay", "{:g}·θ"),  # PyTorch's default
+        help="Weight decay: workers add this value times θ to each gradient; with adamw and lion, the server applies it "
+        "instead.")
+    schedule: str = _declare("constant", "Rule", values=SCHEDULES, workers_use=True,
+        help="How the learning rate changes with the version, such as cosine:versions=9400,warmup=100. constant: not at all; "
+        "step: it is multiplied by factor every `versions` commits; cosine: it falls to that share within `versions` commits, "
+        "then stays; onecycle: as cosine, and its warm-up is a cosine too. Unless given, a new run takes the schedule that its "
+        "first worker brings.")
+    warmup_versions: int = _declare(0, option="schedule", key="warmup", values=Range(ge=0, le=_MAX_COUNT), workers_use=True,
+        help="Commits over which the learning rate first rises to its value; 0: no warm-up.")
+    warmup_factor: float = _declare(0.0, option="schedule", key="warmup_factor", values=Range(ge=0, le=1), workers_use=True,
+        help="Share of the learning rate at version 0, where the warm-up begins; 0: it begins one step above 0.")
+    decay_versions: int = _declare(0, option="schedule", key="versions", values=Range(ge=0, le=_MAX_COUNT), workers_use=True,
+        help="Commits between two drops (schedule step), or until the end of the fall (cosine, onecycle).")
+    decay_factor: float = _declare(0.1, option="schedule", key="factor", values=Range(ge=0, le=1), workers_use=True,
+        help="Factor of each drop (schedule step), or the final share of the learning rate (cosine, onecycle).")
+    optimizer: str = _declare("sgd", "Rule", values=tuple(OPTIMIZERS), fixed=True, workers_use=True, status=("optimizer", "{}"),
+        help="The optimizer whose steps the rules gem, downpour and adaptive apply. sgd, adam, adamw, lion: one on the server, "
+        "for all workers, with settings such as adamw:beta2=0.99; worker: each worker's own, and commits hold what its steps "
+        "changed. Unless given, a new run takes the optimizer that its first worker brings.")
+    optimizer_options: str = _declare("", option="optimizer", fixed=True,
+        help="The optimizer's settings, NAME=VALUE separated by spaces: beta1 and beta2 for adam, adamw and lion, epsilon for "
+        "adam and adamw.")
+    batch_variation: float = _declare(0.0, values=Range(ge=0, le=0.9), workers_use=True, status=("variation", "batches ±{:g}"),
+        help="How much batch sizes vary at random: from (1 − this) to (1 + this) times --batch-size. 0.9 keeps many equal "
+        "workers out of lockstep; 0: all batches have the same size.")
+    smallest_share: float = _declare(1.0, values=Range(ge=1 / 64, le=1),
+        other_defaults={("optimizer", name): 1 / 16 for name in _SHARED}, in_step=True, workers_use=True,
         status=("shares", "batches from ×{:g}"),
-    )
-    reply_wait: float = _declare(
-        0.0,
-        "How long a reply may wait for commits that are expected, as a share of the time of the worker's own step, in the "
-        "first rounds of a run. 0: no reply waits, the default with another rule than gem, local steps or batch_variation.",
-        heading="Run",
-        flag=False,
-        values=Range(ge=0, le=0.5),
-        other_defaults={("optimizer", name): 0.15 for name in _SHARED},
-        in_step=True,
+        help="The smallest share of a batch for slow workers: the server tells each worker how many samples its next gradient "
+        "should have, so that all take about as long as the fastest, and counts it by that share. 1: all batches are whole, "
+        "the default with another rule than gem, local steps or batch_variation.")
+    reply_wait: float = _declare(0.0, values=Range(ge=0, le=0.5),
+        other_defaults={("optimizer", name): 0.15 for name in _SHARED}, in_step=True,
         status=("wait", "replies wait ≤ ×{:g} of a step"),
-    )
+        help="How long a reply may wait for commits that are expected, as a share of the time of the worker's own step, in the "
+        "first rounds of a run. 0: no reply waits, the default with another rule than gem, local steps or batch_variation.")
+    # fmt: on
 
     @property
     def default_shard_size(self) -> int:
@@ -420,7 +253,7 @@ def flag(name: str) -> str:
     declared = DECLARATIONS[name]
     if declared.option:
         return f"--{declared.option} …:{declared.key}" if declared.key else f"--{declared.option}"
-    return "--" + name.replace("_", "-") if declared.flag else name
+    return "--" + name.replace("_", "-") if declared.heading else name
 
 
 def require_valid(name: str, value: Any) -> None:

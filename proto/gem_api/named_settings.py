@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, OPTIMIZERS, RULES, SCHEDULES, Hyperparameters, require_valid
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, SCHEDULES, Hyperparameters, require_valid
+from gem_api.rules import OPTIMIZERS, RULES
 
-NAMES = {"rule": RULES, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+NAMES = {"rule": tuple(RULES), "optimizer": tuple(OPTIMIZERS), "schedule": SCHEDULES}
 
 
 def parse(option: str, value: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gem_server.rules import rule_of
 
 
 @click.command(context_settings=SETTINGS)
-@hyperparameter_options()
+@hyperparameter_options
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
     """Exits with 2 and one line that names what is wrong if no server takes these hyper-parameters."""

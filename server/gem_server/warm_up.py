@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from gem_api.hyperparameters import RULES
 from gem_api.layout import Layout
 from gem_api.process import logs
 from gem_api.process.logs import Logger
+from gem_api.rules import RULES
 from gem_api.wire import BFLOAT16
 
 from gem_server.core.norm_bound import sum_of_squares

@@ -19,7 +19,8 @@ import pytest
 import structlog
 from click.testing import CliRunner
 from gem_api.process import logs
-from gem_api.process.options import LOG_LEVELS, heading_of
+from gem_api.process.options import heading_of
+from gem_api.process.settings import LOG_LEVELS
 from gem_api.process.settings_file import key
 from gem_worker import command as worker_statuses
 from kit.commands import COMMANDS, all_options, options

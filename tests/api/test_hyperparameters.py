@@ -10,7 +10,6 @@ from typing import Any
 import click
 import pytest
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters, flag
-from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as server
 from gem_server.durability.state import require_hyperparameters
 from kit.core import make_core
@@ -49,10 +48,6 @@ def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: st
     if name in ("epochs", "steps", "warmup_versions", "decay_versions"):  # those that a resumed run may change
         with pytest.raises(ValueError, match=flag(name)):
             core.change(replace(core.settings, **{name: value}))
-
-
-def test_the_message_has_the_declared_hyperparameters_in_their_order() -> None:
-    assert [field.name for field in pb.Hyperparameters.DESCRIPTOR.fields] == list(DECLARATIONS)
 
 
 @pytest.mark.parametrize(

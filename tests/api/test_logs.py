@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 from gem_api.process import logs
-from gem_api.process.options import LOG_FORMATS
+from gem_api.process.settings import LOG_FORMATS
 
 FULL = Path("/dev/full")  # every write to it fails: no space is left
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")

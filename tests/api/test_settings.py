@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.named_settings import parse, written
 from gem_api.process.options import expanded, flags, settings_without_flags
-from gem_api.process.settings_file import KEYS, Setting, key, unknown_variables
+from gem_api.process.settings_file import WithoutOption, key, unknown_variables
 from gem_worker.launcher.options import run_options
 from kit.commands import COMMANDS, all_options
 from kit.pages import ROOT
@@ -174,11 +174,6 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         assert context.params["epochs"] == 7
 
 
-def test_the_keys_are_those_of_all_commands() -> None:
-    known = {key(param) for command in COMMANDS.values() for param in command.params if param.name not in ("config", "version")}
-    assert sorted(known) == list(KEYS)
-
-
 # -- options
 
 
@@ -265,6 +260,6 @@ def _variables(command: click.Command, prefix: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_lists_the_settings_without_an_option(name: str) -> None:
     text = " ".join(CliRunner().invoke(COMMANDS[name], ["--help"]).output.split())
-    settings = [key(param) for param in COMMANDS[name].params if isinstance(param, Setting)]
+    settings = [key(param) for param in COMMANDS[name].params if isinstance(param, WithoutOption)]
     assert settings
     assert ", ".join(sorted(settings)) in text

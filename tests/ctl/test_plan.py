@@ -8,23 +8,14 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 from gem_api.framing import chunk_frames, empty
-from gem_api.hyperparameters import OPTIMIZERS, RULES, Hyperparameters
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import Range
 from gem_api.region import create_region
+from gem_api.rules import OPTIMIZERS, PROXIES, RULES
 from gem_ctl.amounts import Count
 from gem_ctl.cli import main
-from gem_ctl.planning.plan import (
-    ONE_SERVER_PROXIES,
-    ONE_SERVER_RULES,
-    PROCESS_BYTES,
-    PROXIES,
-    SHARED_OPTIMIZER_RULES,
-    Costs,
-    Setup,
-    plan,
-    server_seconds,
-)
+from gem_ctl.planning.plan import PROCESS_BYTES, Costs, Setup, plan, server_seconds
 from kit.core import make_core, start
 
 P = 5_000
@@ -59,7 +50,7 @@ def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(rul
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("rule", SHARED_OPTIMIZER_RULES)
+@pytest.mark.parametrize("rule", [name for name, row in RULES.items() if row.optimizers])
 def test_the_memory_of_an_optimizer_is_what_the_core_holds(rule: str, optimizer: str) -> None:
     core = make_core(Hyperparameters(rule=rule, optimizer=optimizer))
     (ann,) = start(core, ["ann"], LAYOUT)
@@ -155,24 +146,6 @@ def test_one_server_is_planned_as_before() -> None:
 )
 def test_what_several_servers_can_not_do_is_refused_as_by_the_server(options: list[str], why: str) -> None:
     assert why in run_plan("--servers", "2", *options)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_rules_that_need_one_server_are_those_that_the_server_refuses(rule: str) -> None:
-    assert refused(Hyperparameters(rule=rule)) == (rule in ONE_SERVER_RULES)
-
-
-@pytest.mark.parametrize("proxy", PROXIES)
-def test_the_proxies_that_need_one_server_are_those_that_the_server_refuses(proxy: str) -> None:
-    assert refused(Hyperparameters(rule_options=f"proxy={proxy}")) == (proxy in ONE_SERVER_PROXIES)
-
-
-def refused(settings: Hyperparameters) -> bool:
-    try:
-        make_core(settings, part=Range(0, 2))
-    except ValueError:
-        return True
-    return False
 
 
 def test_the_time_of_a_server_is_shared_memorys_too() -> None:

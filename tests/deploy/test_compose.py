@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 from gem_api.hyperparameters import DECLARATIONS, Hyperparameters
-from gem_api.process.settings_file import key
+from gem_api.process.settings import ALL_SETTINGS, Command, settings_of
 from gem_api.ranges import Range
 from gem_server.cli import main as server
 from gem_server.config import ServerConfig
@@ -29,16 +29,15 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 SETTINGS = (ROOT / "deploy/run.toml").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
-COMMANDS = {"server": server, "worker": worker, "evaluator": evaluator}
-# Not a user's to choose here: where the container listens, what it is called, where its volumes are, and its secrets.
+COMMANDS: dict[Command, click.Command] = {"server": server, "worker": worker, "evaluator": evaluator}
 SECRETS = {"GEM_TOKENS", "GEM_TLS_CLIENT_CA", "GEM_TOKEN_FILE", "GEM_TLS_CA", "GEM_TLS_CERT", "GEM_TLS_KEY"}
-OURS = SECRETS | {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
-OURS |= {"GEM_LANE_LISTEN", "GEM_MEMORY_SOCKET"}  # GEM_LANE_PORT sets the lane's address
+# Not a user's to choose here: where the container listens, what it is called, where its volumes are, and its secrets.
+OURS = {f"GEM_{row.key.upper()}" for row in ALL_SETTINGS if row.by_deployment}
 
 
-def variables(command: click.Command) -> set[str]:
+def variables(command: Command) -> set[str]:
     """The environment variables that a command reads."""
-    return {f"GEM_{key(param).upper()}" for param in command.params if param.name != "version"}
+    return {"GEM_CONFIG", *(f"GEM_{key.upper()}" for key in settings_of(command))}
 
 
 def passed_on(service: str) -> dict[str, Any]:
@@ -56,15 +55,15 @@ def documented() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("service", COMMANDS)
-def test_a_service_is_given_only_what_its_command_reads(service: str) -> None:
+def test_a_service_is_given_only_what_its_command_reads(service: Command) -> None:
     ours = {"GEM_METRICS_LISTEN"} if service == "worker" else set()
-    assert passed_on(service).keys() <= variables(COMMANDS[service]) | ours
+    assert passed_on(service).keys() <= variables(service) | ours
     (mounted,) = [volume for volume in COMPOSE["services"][service]["volumes"] if "GEM_CONFIG" in volume]
     assert mounted == f"${{GEM_CONFIG:-./deploy/run.toml}}:{passed_on(service)['GEM_CONFIG']}:ro"
 
 
 @pytest.mark.parametrize("service", COMMANDS)
-def test_the_file_of_settings_is_accepted_as_it_is_and_with_all_its_lines(service: str, tmp_path: Path) -> None:
+def test_the_file_of_settings_is_accepted_as_it_is_and_with_all_its_lines(service: Command, tmp_path: Path) -> None:
     whole = re.sub(r"^#(?=\w+ = )", "", SETTINGS, flags=re.MULTILINE)
     assert len(tomllib.loads(whole)) > 10
     for number, text in enumerate((SETTINGS, whole)):
@@ -90,19 +89,19 @@ def test_the_file_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
 
 def test_every_variable_is_documented_and_every_documented_variable_is_read() -> None:
     read = {name for service in COMMANDS for name in passed_on(service)} | interpolated()
-    assert read - OURS == documented().keys()
+    assert read - OURS <= documented().keys() <= read
 
 
 def test_the_documented_defaults_are_the_real_ones() -> None:
     own = dict(re.findall(r"\$\{(GEM_\w+):?-([^}]*)\}", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
-    defaults = {f"GEM_{key(param).upper()}": param for command in COMMANDS.values() for param in command.params}
+    defaults = {f"GEM_{key.upper()}": row.default for command in COMMANDS for key, row in settings_of(command).items()}
     run = tomllib.loads(SETTINGS)
     given = Hyperparameters(optimizer=run["optimizer"], epochs=run["epochs"]).with_defaults(set(run))
     own |= {"GEM_EPOCHS": str(given.epochs), "GEM_LEARNING_RATE": str(given.learning_rate)}
     for name, text in documented().items():
         if not text or name == "GEM_DATA_FOLDER":  # chosen by the machine, or by the user alone
             continue
-        real = own.get(name, defaults[name].default if name in defaults else None)
+        real = own.get(name, defaults.get(name))
         assert real is not None, name
         same = text.lower() == str(real).lower() or float(text) == float(real)
         assert same, f"{name}: documented {text}, really {real}"
@@ -161,10 +160,11 @@ def override(name: str) -> dict[str, Any]:
 def test_a_secret_reaches_only_a_container_that_reads_it_and_only_as_a_file(name: str) -> None:
     content = override(name)
     assert content["services"].keys() == COMMANDS.keys()
-    for service, settings in content["services"].items():
+    for service in COMMANDS:
+        settings = content["services"][service]
         read = {value.removeprefix("/run/secrets/") for value in settings["environment"].values()}
         assert read == set(settings["secrets"])
-        known = variables(COMMANDS[service]) | ({"GEM_TOKEN_FILE", "GEM_TLS_CA"} if service == "server" else set())  # gem-ctl's
+        known = variables(service) | ({"GEM_TOKEN_FILE", "GEM_TLS_CA"} if service == "server" else set())  # gem-ctl's
         assert settings["environment"].keys() <= known & SECRETS
     mounted = {secret for settings in content["services"].values() for secret in settings["secrets"]}
     assert content["secrets"] == {secret: {"file": f"./secrets/{secret}"} for secret in mounted}

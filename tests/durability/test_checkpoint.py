@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from durability.checkpoint_helpers import trained
-from gem_api.hyperparameters import OPTIMIZERS, SHARD_MODES, SNAPSHOTS, Hyperparameters
+from gem_api.hyperparameters import SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
+from gem_api.rules import OPTIMIZERS
 from gem_server.core.facts import Applied
 from gem_server.core.records import Record
 from gem_server.durability import checkpoint, replay

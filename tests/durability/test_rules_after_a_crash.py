@@ -10,17 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.rules import RULES
 from gem_api.v1 import admin_pb2
 from kit.raw_client import SMALL, Theta, Worker, chunks, theta_bits, wired
 from kit.server import Live, config, serving
 from simulation.truth import fingerprint
 
 SHARES = (0.5, 0.0, 0.3, 1.0, 0.25)  # of a batch; they count only in a run with `smallest_share`
-RULES = [
-    ("gem", "proxy=nesterov"), ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("gem", "proxy=adam"),
-    ("dcasgd", "mean_square=0.95"), ("aeasgd", ""), ("fedasync", "staleness=hinge"), ("fedbuff", "buffer_size=5"),
-    ("ringmaster", "threshold=2"), ("diloco", "delay=5 eager=0.1"), ("dana", ""),
-]  # fmt: skip
+# Those whose state is more than a snapshot that θ is copied into, with the options that keep most.
+OPTIONS = {
+    "gem": ("proxy=nesterov", "proxy=global", "proxy=yellowfin", "proxy=adam"), "dcasgd": ("mean_square=0.95",),
+    "fedasync": ("staleness=hinge",), "fedbuff": ("buffer_size=5",), "ringmaster": ("threshold=2",),
+    "diloco": ("delay=5 eager=0.1",),
+}  # fmt: skip
+RULES_AND_OPTIONS = [
+    (rule, options)
+    for rule, row in RULES.items()
+    if rule in OPTIONS or not row.reads_once
+    for options in OPTIONS.get(rule, ("",))
+]
 
 
 def commit(worker: Worker, update: Theta, share: float) -> None:
@@ -33,7 +41,7 @@ def state(live: Live) -> bytes:
 
 
 CASES = {
-    **{f"{rule}-{options or '-'}": Hyperparameters(rule=rule, rule_options=options) for rule, options in RULES},
+    **{f"{rule}-{options or '-'}": Hyperparameters(rule=rule, rule_options=options) for rule, options in RULES_AND_OPTIONS},
     "shares": Hyperparameters(smallest_share=0.25),
     "shares-adamw": Hyperparameters(optimizer="adamw", smallest_share=0.25, schedule="cosine", decay_versions=9),
 }

@@ -12,9 +12,9 @@ from unittest.mock import Mock
 import pytest
 from gem_api.errors import NonFiniteGradient
 from gem_api.process import tracing
+from gem_api.process.option_types import private_socket
 from gem_api.process.tracing import each_in_a_span
 from gem_client import connect
-from gem_server.config import private_socket
 from kit.model import GRADIENT, model
 from kit.process import python
 from kit.server import config, serving

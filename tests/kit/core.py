@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gem_api.hyperparameters import RULES, SNAPSHOTS, Hyperparameters
+from gem_api.hyperparameters import SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import WHOLE, Range
+from gem_api.rules import RULES
 from gem_server.core.commits import Commit
 from gem_server.core.facts import Admission, Applied, Header
 from gem_server.core.state_machine import Core

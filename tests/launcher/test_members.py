@@ -12,6 +12,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.host_limits import cores
 from gem_api.process.options import as_environment, expanded
+from gem_api.process.settings import settings_of
 from gem_api.ranges import WHOLE, Range
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as gem_server
@@ -29,6 +30,7 @@ from gem_worker.launcher.cluster import (
 from gem_worker.launcher.members import Place, ThisMachine, make_cluster, places
 from gem_worker.launcher.options import hyperparameters_of, run_options
 from gem_worker.launcher.run_folder import RunFolder
+from gem_worker.process.cli import main as gem_worker
 from kit.settings import configured
 
 
@@ -360,6 +362,23 @@ def test_settings_of_the_file_reach_the_servers_and_win_over_gem_trains_own(tmp_
         found = [given[name] for name in ("checkpoint_interval", "max_norm_ratio", "lease_seconds", "memory_limit")]
         assert found == [60, 100, 5, 3 << 30]
         assert given["listen"].startswith("127.0.0.1:100")
+
+
+def test_what_gem_train_and_its_workers_both_take_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = configured(step_seconds=0.5, turns="fixed", shared_memory=False)
+    given = [file, "--overlap", "--gradient-dtype=int8", "--theta-dtype=bfloat16", "--device=cuda:1", "--task=a:B", "--data=d",
+             "--log-level=error"]  # fmt: skip
+    options, user_gave = run_options(gem_train.make_context("gem-train", given))
+    listening = [Place("127.0.0.1:1000", "127.0.0.1:2000")]
+    made = make_cluster(RunFolder(tmp_path), options, hyperparameters_of(options), listening, ThisMachine(), resume=False)
+    process = made.workers[0]
+    assert isinstance(process, Process)
+    for name, value in as_environment(process.settings).items():
+        monkeypatch.setenv(name, value)
+    found = gem_worker.make_context("gem-worker", process.command[3:]).params
+    shared = settings_of("train").keys() & settings_of("worker").keys()
+    assert shared <= user_gave, "this test gives each another value than its default"
+    assert {key: found[key] for key in shared} == {key: options[key] for key in shared}
 
 
 def test_several_servers_have_the_same_options_but_for_their_places(tmp_path: Path) -> None:

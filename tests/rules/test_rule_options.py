@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from gem_api import hyperparameters
 from gem_api.hyperparameters import Hyperparameters
-from gem_server.rules import RULES, make_rule
-from gem_server.rules.optimizers import OPTIMIZERS
+from gem_api.rules import RULES as ROWS
+from gem_server.rules import RULES, make_rule, require_row
 from gem_server.rules.proxies import PROXIES
 from kit.core import make_core
 
@@ -83,20 +84,22 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 # -- the rules that there are
 
 
-def test_clients_and_server_name_the_same_rules() -> None:
-    assert tuple(RULES) == hyperparameters.RULES
-    assert tuple(OPTIMIZERS) == hyperparameters.OPTIMIZERS
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "delta"}, {"each": ("moment",)}, {"shared": ("m",)}, {"temporaries": 5}, {"by_element": False},
+     {"reads_once": True}, {"settings": ()}],
+    ids=str,
+)  # fmt: skip
+def test_the_server_does_not_start_if_a_rule_is_not_its_row(change: dict[str, Any]) -> None:
+    require_row(ROWS["dana"], make_rule("dana"), "dana")
+    with pytest.raises(TypeError, match=r"^the class of rule dana says [^\n]+: correct one of them$"):
+        require_row(replace(ROWS["dana"], **change), make_rule("dana"), "dana")
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_says_which_settings_it_has(rule: str) -> None:
-    has = {
-        "gem": "momentum, kappa, epsilon, pi_max, snapshot, proxy, proxy_rate, against",
-        "downpour": "", "adaptive": "", "agn": "", "aeasgd": "alpha",
-        "dcasgd": "compensation, mean_square", "fedasync": "mixing, staleness, a, b", "fedbuff": "buffer_size, outer_rate",
-        "ringmaster": "threshold", "diloco": "outer_rate, outer_momentum, delay, eager", "dana": "momentum", "rescaled": "",
-    }  # fmt: skip
-    valid = f"its settings are {has[rule]}" if has[rule] else "it has no settings"
+    has = ", ".join(ROWS[rule].settings)
+    valid = f"its settings are {has}" if has else "it has no settings"
     for wrong in ("nonsense", "learning_rate", "xyz", ""):
         with pytest.raises(ValueError, match=rf"^the rule has no setting {wrong!r}( \(did you mean \w+\?\))?: {valid}$"):
             make_core(Hyperparameters(rule=rule, rule_options=f"{wrong}=1"))

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
+from gem_api.rules import PROXIES, RULES, RuleRow
 from gem_server.durability.capture import copies_at_most
 from kit.core import SMALL, commit, header, make_core, start, uploaded
 
 BYTES = 4 * SMALL.size
-# Rule, options, arrays of P floats for each worker, arrays that all share, arrays that are made for the length of a commit.
-KEPT = [
-    ("gem", "", 2, 0, 0), ("gem", "proxy=nesterov", 2, 0, 1), ("gem", "proxy=adam", 3, 0, 3), ("gem", "proxy=global", 1, 8, 1),
-    ("gem", "proxy=yellowfin", 2, 2, 3), ("downpour", "", 1, 0, 0), ("adaptive", "", 1, 0, 0), ("agn", "", 1, 0, 0),
-    ("aeasgd", "", 1, 0, 2), ("dcasgd", "", 1, 0, 4), ("dcasgd", "mean_square=0.9", 1, 1, 4), ("fedasync", "", 1, 0, 1),
-    ("fedbuff", "", 1, 1, 1), ("fedbuff", "buffer_size=1", 1, 1, 1), ("ringmaster", "", 1, 0, 0), ("diloco", "", 1, 2, 2),
-    ("dana", "", 2, 0, 1), ("rescaled", "", 1, 0, 0),
+CASES = [
+    *((rule, "", row) for rule, row in RULES.items()), *(("gem", f"proxy={proxy}", row) for proxy, row in PROXIES.items()),
+    ("dcasgd", "mean_square=0.9", replace(RULES["dcasgd"], shared=("mean_square",))),
+    ("fedbuff", "buffer_size=1", RULES["fedbuff"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "options", "each", "shared", "made"), KEPT)
-def test_memory_is_what_the_rule_keeps(rule: str, options: str, each: int, shared: int, made: int) -> None:
+@pytest.mark.parametrize(("rule", "options", "row"), CASES)
+def test_memory_is_what_the_rule_keeps(rule: str, options: str, row: RuleRow) -> None:
+    each, shared, made = len(row.each), len(row.shared), row.temporaries
     settings = Hyperparameters(rule=rule, rule_options=options)
     core = make_core(settings)
     start(core, ["ann", "bob", "cy"])
@@ -36,8 +36,8 @@ def test_memory_is_what_the_rule_keeps(rule: str, options: str, each: int, share
     assert sum(array.nbytes for array in held) == core.memory.held - BYTES * (made + 3)
 
 
-@pytest.mark.parametrize(("rule", "options", "each", "shared", "made"), KEPT)
-def test_a_commit_takes_no_more_memory_than_is_counted(rule: str, options: str, each: int, shared: int, made: int) -> None:
+@pytest.mark.parametrize(("rule", "options", "row"), CASES)
+def test_a_commit_takes_no_more_memory_than_is_counted(rule: str, options: str, row: RuleRow) -> None:
     """Two commits, for some rules do more in every second one."""
     size = 200_000
     layout = Layout.of({"w": (size,)})
@@ -52,4 +52,4 @@ def test_a_commit_takes_no_more_memory_than_is_counted(rule: str, options: str, 
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         core.finish(step, pi, 0.0)
-        assert peak < 4 * size * (made + 0.5)
+        assert peak < 4 * size * (row.temporaries + 0.5)

@@ -11,6 +11,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.named_settings import parse
+from gem_api.rules import RULES
 from gem_server.rules.base import Shared
 from gem_server.rules.yellowfin import NUMBERS, _from_noise, tuned_momentum
 from kit.core import apply as apply_commit
@@ -96,6 +97,11 @@ CASES: dict[str, tuple[Hyperparameters, type[Oracle]]] = {
     "around workers' own": (around("worker"), by_hand.LookingAhead),
 }  # fmt: skip
 EXACT = {"agn", "ringmaster, 1", "ringmaster, 3"}
+
+
+def test_every_rule_has_an_oracle() -> None:
+    elsewhere = {"gem", "downpour", "adaptive"}  # in `rules/oracle.py`
+    assert {settings.rule for settings, _ in CASES.values()} | elsewhere == RULES.keys()
 
 
 def halved(version: int) -> float:

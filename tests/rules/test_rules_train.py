@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 import torch
-from gem_api.hyperparameters import RULES, Hyperparameters
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.rules import RULES
 from gem_client import Retry, connect
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.process.metrics import WorkerMetrics

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gem_api.hyperparameters import OPTIMIZERS, RULES, Hyperparameters
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.rules import OPTIMIZERS, RULES
 from gem_server.rules import rule_of
+
+WEIGHING = ("gem", "downpour", "adaptive", "ringmaster")
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"optimizer": name} for name in ("sgd", "adam", "adamw", "lion")]
-    + [{"rule": name} for name in ("downpour", "adaptive", "ringmaster")],
+    "settings", [{"optimizer": name} for name in ("adam", "adamw", "lion")] + [{"rule": name} for name in WEIGHING]
 )
 def test_these_rules_take_batches_of_different_sizes(settings: dict[str, Any]) -> None:
     rule_of(Hyperparameters(smallest_share=0.25, **settings))
@@ -21,7 +22,7 @@ def test_these_rules_take_batches_of_different_sizes(settings: dict[str, Any]) -
 @pytest.mark.parametrize(
     "settings",
     [{"rule_options": f"proxy={name}"} for name in ("nesterov", "adam", "global", "yellowfin")]
-    + [{"rule": name} for name in ("rescaled", "agn", "aeasgd", "dcasgd", "fedasync", "fedbuff", "diloco", "dana")]
+    + [{"rule": name} for name in RULES if name not in WEIGHING]
     + [{"optimizer": "worker"}, {"rule": "downpour", "optimizer": "adamw"}],
 )
 def test_the_others_refuse_them_in_one_line_and_take_whole_batches(settings: dict[str, Any]) -> None:

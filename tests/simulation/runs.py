@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from gem_api.hyperparameters import OPTIMIZERS, Hyperparameters
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.rules import OPTIMIZERS, RULES
 from gem_api.schedule import Schedule
 from gem_server.rules import rule_of
 from simulation.client import SHARD
 
 EPOCHS = 2
 _PLAIN_RULES = [("gem", ""), ("gem", ""), ("downpour", ""), ("adaptive", "")]
-# Those that keep something for all workers, that take deltas, that leave commits out.
+# Those that keep something for all workers, that take deltas, that leave commits out; and any rule that is new.
 _OTHER_RULES = [
     ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("dcasgd", "mean_square=0.9"), ("fedbuff", "buffer_size=3"),
     ("diloco", "delay=2"), ("aeasgd", ""), ("ringmaster", "threshold=2"), ("ringmaster", "threshold=1"),
-    ("dana", ""), ("rescaled", ""),
 ]  # fmt: skip
+_NAMED = {rule for rule, _ in (*_PLAIN_RULES, *_OTHER_RULES)} | {"agn", "fedasync"}  # which move θ as others do
+_OTHER_RULES += [(rule, "") for rule in RULES if rule not in _NAMED]
 
 
 def some_settings(random: Random, by_element: bool) -> Hyperparameters:
@@ -35,7 +37,7 @@ def some_optimizer(settings: Hyperparameters, random: Random) -> tuple[Hyperpara
     the server, and what workers bring."""
     if (settings.rule, settings.rule_options) not in _PLAIN_RULES or random.random() >= 0.4:
         return settings, None
-    optimizer = random.choice(OPTIMIZERS)
+    optimizer = random.choice(tuple(OPTIMIZERS))
     if random.random() < 0.5:
         schedule = Schedule("step", 3, 0.1, 5, 0.5) if random.random() < 0.5 else None
         return settings, OptimizerChoice(optimizer, schedule=schedule)

@@ -8,7 +8,8 @@ from pathlib import Path
 from time import time
 
 import click
-from gem_api.process.options import Whole, WithHeadings
+from gem_api.process.option_types import Whole
+from gem_api.process.options import WithHeadings
 from gem_api.process.printable import printable
 from gem_api.process.progress import say
 from gem_api.ranges import MAX_RANGES, Range

@@ -8,14 +8,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import click
-from gem_api.hyperparameters import RULES
-from gem_api.process.options import Named, Number, Whole, WithHeadings
+from gem_api.process.option_types import Named, Number, Whole
+from gem_api.process.options import WithHeadings, option
 from gem_api.ranges import MAX_RANGES
+from gem_api.rules import PROXIES, RULES
 from gem_api.wire import WIRE_FORMATS
 
 from gem_ctl.amounts import BitsPerSecond, Count, Counts
 from gem_ctl.planning.outcome import outcome
-from gem_ctl.planning.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, one_server_only, plan
+from gem_ctl.planning.plan import Setup, one_server_only, plan
 from gem_ctl.planning.scenario import Scenario, Slow, workers_that_pay
 from gem_ctl.planning.table import show
 
@@ -35,43 +36,40 @@ class _Slow(click.ParamType[Slow]):
         return Slow(share, factor)
 
 
+# fmt: off
 @click.command("plan", cls=WithHeadings, short_help="Predicts memory, network traffic, speed and staleness of a run.")
-@click.option("--parameters", type=Count(), required=True, help="Number of the model's parameters, for example 124M or 1B.")
-@click.option(
-    "--workers",
-    type=Counts("workers", 1_000_000),
-    default="10",
-    help="Number of workers; several with commas between them, such as 10,100,1k.",
-)
-@click.option(
-    "--compute-seconds", type=Number(0, 1e6), default=0.1, help="Seconds for the forward and backward pass of one step."
-)
-@click.option(
-    "--spread", type=Number(0, 1), default=0.1, help="Standard deviation of the time of a step, relative to its mean."
-)
-@click.option("--slow", type=_Slow(), multiple=True, help="Slower workers: 10%:5 are a tenth that compute 5 times as long.")
-@click.option("--local-steps", type=Whole(1, 10_000), default=1, help="Steps that a worker makes per commit.")
-@click.option("--rule", type=Named("rule"), default="gem", help="The update rule, as for gem-server, such as gem:proxy=adam.")
-@click.option("--optimizer", type=Named("optimizer"), default="sgd", help="The optimizer that the workers share on the server.")
-@click.option("--shared-memory", is_flag=True, help="The workers run on the server's machine and share memory with it.")
-@click.option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
-@click.option(
-    "--gradient-dtype",
-    type=click.Choice(list(WIRE_FORMATS)),
-    default="float32",
-    help="Format of gradients on the network.",
-)
-@click.option("--theta-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of θ on the network.")
-@click.option("--servers", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
+@option("--parameters", heading="Most used", type=Count(), required=True,
+        help="Number of the model's parameters, for example 124M or 1B.")
+@option("--compute-seconds", heading="Most used", type=Number(0, 1e6), default=0.1,
+        help="Seconds for the forward and backward pass of one step.")
+@option("--workers", heading="Most used", type=Counts("workers", 1_000_000), default="10",
+        help="Number of workers; several with commas between them, such as 10,100,1k.")
+@option("--optimizer", heading="Most used", type=Named("optimizer"), default="sgd",
+        help="The optimizer that the workers share on the server.")
+@option("--servers", heading="Cluster", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
+@option("--spread", heading="Cluster", type=Number(0, 1), default=0.1,
+        help="Standard deviation of the time of a step, relative to its mean.")
+@option("--slow", heading="Cluster", type=_Slow(), multiple=True,
+        help="Slower workers: 10%:5 are a tenth that compute 5 times as long.")
+@option("--shared-memory", heading="Network", is_flag=True,
+        help="The workers run on the server's machine and share memory with it.")
+@option("--overlap", heading="Network", is_flag=True, help="The workers compute while a commit is under way.")
+@option("--bandwidth", heading="Network", type=BitsPerSecond(), show_default="no limit",
+        help="Bits per second of each machine's link, such as 10G.")
+@option("--gradient-dtype", heading="Network", type=click.Choice(list(WIRE_FORMATS)), default="float32",
+        help="Format of gradients on the network.")
+@option("--theta-dtype", heading="Network", type=click.Choice(list(WIRE_FORMATS)), default="float32",
+        help="Format of θ on the network.")
+@option("--rule", heading="Rule", type=Named("rule"), default="gem",
+        help="The update rule, as for gem-server, such as gem:proxy=adam.")
+@option("--local-steps", heading="Steps of the workers", type=Whole(1, 10_000), default=1,
+        help="Steps that a worker makes per commit.")
 @click.option("--rtt", type=Number(0, 1e6), default=0.0, help="Seconds from a worker to a server and back.")
-@click.option(
-    "--bandwidth", type=BitsPerSecond(), help="Bits per second of each machine's link, such as 10G.", show_default="no limit"
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 def plan_run(
     workers: tuple[int, ...], spread: float, slow: tuple[Slow, ...], rtt: float, bandwidth: float | None, as_json: bool,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Predicts what a run needs: the server's memory, the network traffic, and how many workers pay.
 
     For each number of workers it simulates the run in time: workers compute, send commits, wait in the server's queue and get
@@ -99,6 +97,7 @@ def plan_run(
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         click.echo(show(scenario, outcomes))
+# fmt: on
 
 
 def _setup(rule: dict[str, Any], optimizer: dict[str, Any], **others: Any) -> Setup:
@@ -107,8 +106,9 @@ def _setup(rule: dict[str, Any], optimizer: dict[str, Any], **others: Any) -> Se
     if options["rule"] not in RULES:
         raise click.UsageError(f"--rule {options['rule']} is your own: its costs are not known; choose from {', '.join(RULES)}")
     shared = options["optimizer"] not in ("sgd", "worker")
-    if shared and options["rule"] not in SHARED_OPTIMIZER_RULES:
-        raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
+    if shared and not RULES[options["rule"]].optimizers:
+        able = ", ".join(name for name, row in RULES.items() if row.optimizers)
+        raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {able}")
     if shared and options["local_steps"] > 1:
         raise click.UsageError("a shared optimizer takes gradients: for --local-steps above 1 use --optimizer sgd or worker")
     described = Setup(**options)

@@ -23,58 +23,11 @@ from dataclasses import dataclass
 from gem_api.framing import upload_buffers
 from gem_api.ranges import UNIT
 from gem_api.region import region_bytes
+from gem_api.rules import PROXIES, RULES, RuleRow, row_of
 from gem_api.wire import wire_format
 
 FLOAT_BYTES = 4
 PROCESS_BYTES = 190 << 20  # the server without a model, and the files of its libraries
-
-
-@dataclass(frozen=True)
-class RuleMemory:
-    """How many arrays of P floats a rule needs.
-
-    Attributes:
-        each: Arrays per worker, without the one that receives its gradient.
-        shared: Arrays for all workers together.
-        temporaries: Arrays while a commit is applied.
-        by_reference: Whether the rule reads a gradient directly from shared memory; otherwise it gets a copy.
-    """
-
-    each: int = 1
-    shared: int = 0
-    temporaries: int = 0
-    by_reference: bool = False
-
-
-IN_PLACE = RuleMemory(by_reference=True)
-RULE_MEMORY = {
-    "gem": RuleMemory(each=2, by_reference=True),
-    "downpour": IN_PLACE,
-    "adaptive": IN_PLACE,
-    "agn": IN_PLACE,
-    "rescaled": IN_PLACE,
-    "ringmaster": IN_PLACE,
-    "aeasgd": RuleMemory(temporaries=2),
-    "dcasgd": RuleMemory(temporaries=4),
-    "fedasync": RuleMemory(temporaries=1),
-    "fedbuff": RuleMemory(shared=1, temporaries=1),
-    "diloco": RuleMemory(shared=2, temporaries=2),
-    "dana": RuleMemory(each=2, temporaries=1),
-}
-PROXIES = {
-    "momentum": RULE_MEMORY["gem"],
-    "nesterov": RuleMemory(each=2, temporaries=1),
-    "adam": RuleMemory(each=3, temporaries=3),
-    "global": RuleMemory(shared=8, temporaries=1),
-    "yellowfin": RuleMemory(each=2, shared=2, temporaries=3),
-}
-
-
-# What several servers refuse: ranges would decide differently, or need the whole gradient.
-ONE_SERVER_RULES, ONE_SERVER_PROXIES = ("fedbuff", "ringmaster"), ("yellowfin",)
-# With another optimizer than SGD: its state for the run, and a snapshot for each worker.
-SHARED_OPTIMIZER_RULES = ("gem", "downpour", "adaptive")
-OPTIMIZER_ARRAYS = {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "worker": 0}
 
 
 @dataclass(frozen=True)
@@ -186,8 +139,8 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
         fixed_bytes=fixed_bytes,
         worker_bytes=worker_bytes,
         server_bytes=fixed_bytes + setup.workers * worker_bytes,
-        checkpoint_fixed_bytes=copied * (1 + _rule_memory(setup).shared),
-        checkpoint_worker_bytes=copied * (_rule_memory(setup).each + setup.overlap),
+        checkpoint_fixed_bytes=copied * (1 + len(_row(setup).shared)),
+        checkpoint_worker_bytes=copied * (len(_row(setup).each) + setup.overlap),
         commit_bytes=commit_bytes,
         server_seconds=seconds,
         commits_per_second=rate,
@@ -201,9 +154,9 @@ def one_server_only(setup: Setup) -> str:
     """Why several servers can't hold the model; empty if they can."""
     if setup.shared_memory:
         return "several servers are planned on a machine each, where --shared-memory does not reach"
-    if setup.rule in ONE_SERVER_RULES:
+    if not RULES[setup.rule].by_element:
         return f"--rule {setup.rule} needs one server: it decides about a commit as a whole"
-    if setup.rule == "gem" and setup.proxy in ONE_SERVER_PROXIES:
+    if setup.rule == "gem" and not PROXIES[setup.proxy].by_element:
         return f"--rule gem:proxy={setup.proxy} needs one server: it measures the whole gradient"
     if setup.parameters < setup.servers * UNIT:
         return f"{setup.parameters} parameters are too few for {setup.servers} servers: each holds at least {UNIT}"
@@ -213,20 +166,20 @@ def one_server_only(setup: Setup) -> str:
 def _worker_bytes(setup: Setup, size: int) -> int:
     """Memory for one worker on a server that holds `size` parameters."""
     differences = setup.theta_dtype == "int8" and not setup.shared_memory
-    held = size * FLOAT_BYTES * (_rule_memory(setup).each + setup.overlap + differences)
+    held = size * FLOAT_BYTES * (len(_row(setup).each) + setup.overlap + differences)
     return held + (region_bytes(size) if setup.shared_memory else 0)
 
 
 def _upload_bytes(setup: Setup, size: int) -> int:
     """Memory where gradients arrive, on a server that holds `size` parameters."""
-    by_reference = setup.shared_memory and _rule_memory(setup).by_reference and setup.durability != "log"
+    by_reference = setup.shared_memory and _row(setup).reads_once and setup.durability != "log"
     return 0 if by_reference else size * FLOAT_BYTES * upload_buffers(setup.workers, size * FLOAT_BYTES)
 
 
 def _central_bytes(setup: Setup, size: int) -> int:
     """Memory for the model on a server that holds `size` parameters."""
-    arrays = _rule_memory(setup)
-    return size * FLOAT_BYTES * (1 + arrays.shared + arrays.temporaries)
+    row = _row(setup)
+    return size * FLOAT_BYTES * (1 + len(row.shared) + row.temporaries)
 
 
 def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
@@ -247,10 +200,8 @@ def transfer_seconds(setup: Setup, costs: Costs = MEASURED) -> tuple[float, floa
     return up, down
 
 
-def _rule_memory(setup: Setup) -> RuleMemory:
-    if setup.optimizer != "sgd" and setup.rule in SHARED_OPTIMIZER_RULES:
-        return RuleMemory(shared=OPTIMIZER_ARRAYS[setup.optimizer], by_reference=True)
-    return PROXIES[setup.proxy] if setup.rule == "gem" else RULE_MEMORY[setup.rule]
+def _row(setup: Setup) -> RuleRow:
+    return row_of(setup.rule, setup.proxy, setup.optimizer)
 
 
 def wire_bytes(setup: Setup) -> tuple[int, int]:

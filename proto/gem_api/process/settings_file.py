@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,9 @@ from gem_api.hyperparameters import DECLARATIONS
 from gem_api.named_settings import NAMES, nearest
 from gem_api.process.logs import print_error
 from gem_api.process.printable import printable
+from gem_api.process.settings import KEYS
 
 _DOCUMENT = "gem_api.settings_file"  # where the context keeps the file's content
-
-# The keys of all commands. No command can ask the others: the server and the workers import nothing of each other.
-KEYS = (
-    "apply_threads", "backup_keep", "batch_size", "batch_variation", "checkpoint_dir", "checkpoint_interval",
-    "checkpoint_keep", "data", "device", "durability", "epochs", "evaluate_every", "first_worker", "give_up_after",
-    "gradient_dtype", "history", "lane_listen", "learning_rate", "lease_seconds", "listen", "local_momentum", "local_steps",
-    "log_format", "log_level", "log_limit", "max_norm_ratio", "memory_limit", "memory_socket", "metrics_listen",
-    "min_workers", "name", "on", "once", "optimizer", "overlap", "peers", "processes", "quarantine_after", "range",
-    "ray_address", "ray_labels", "ray_spread", "reply_wait", "resources", "resume", "resume_run", "rule", "runs",
-    "schedule", "seed", "server", "servers", "shard_size", "shards", "shared_memory", "smallest_share",
-    "start_quiet_seconds", "step_seconds", "steps", "stopped_status", "task", "theta_dtype", "threads", "timeout", "tls_ca",
-    "tls_cert", "tls_client_ca", "tls_key", "token_file", "tokens", "turns", "until_stopped", "weight_decay",
-    "worker_metrics_listen", "workers", "workers_per_process", "working_dir",
-)  # fmt: skip
 
 # Variables that are no settings: they belong to processes of our own, to docker-compose.yml, or to the commands of gem-ctl.
 _OTHER_VARIABLES = {f"GEM_{name}" for name in (
@@ -47,26 +34,16 @@ _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+
 _warned = False
 
 
-class Setting(click.Parameter):
+class WithoutOption(click.Parameter):
     """A setting without an option: only the environment and the file of --config can set it."""
 
     param_type_name = "setting"
-
-    def __init__(self, declarations: tuple[str, ...], show_default: str | bool = True, **attributes: Any) -> None:
-        (name,) = declarations
-        super().__init__(declarations, **{"envvar": f"GEM_{name.upper()}", **attributes})
-        self.show_default = show_default
 
     def _parse_decls(self, decls: Any, expose_value: bool) -> tuple[str, list[str], list[str]]:
         return decls[0], [], []
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """It is not on the command line."""
-
-
-def setting(name: str, **attributes: Any) -> Callable[[Any], Any]:
-    """Adds a setting without an option to a command; `attributes` as for an option."""
-    return click.option(name, cls=Setting, **attributes)  # type: ignore[arg-type]
 
 
 def key(param: click.Parameter) -> str:
@@ -92,7 +69,7 @@ def instead(command: click.Command, option: str) -> str | None:
     if (declared := DECLARATIONS.get(name)) and declared.option:
         return f"{option} is a setting of --{declared.option}: write --{declared.option} {_example(name)}"
     for param in command.params:
-        if isinstance(param, Setting) and name in (key(param), f"no_{key(param)}"):
+        if isinstance(param, WithoutOption) and name in (key(param), f"no_{key(param)}"):
             return f"{option} is not an option: set {key(param)} in the file of --config, or GEM_{key(param).upper()}"
     return None
 
@@ -131,7 +108,8 @@ def _example(name: str) -> str:
     return f"{'gem' if declared.option == 'rule' and declared.key else 'NAME'}:{declared.key or 'KEY'}=VALUE"
 
 
-def _load(context: click.Context, param: click.Parameter, path: Path | None) -> None:
+def load(context: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Reads the file of --config, as the callback of that option."""
     if path is None:
         return
     try:
@@ -155,14 +133,3 @@ def _value(name: str, value: Any) -> Any:
     if not isinstance(value, str | int | float):
         raise ValueError(f"{name} must be a text, a number, true or false" + (", or a table" if name in NAMES else ""))
     return as_text(value)
-
-
-config_option: Callable[[Any], Any] = click.option(
-    "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    is_eager=True,
-    expose_value=False,
-    callback=_load,
-    help="TOML file of settings, which all commands of a run may share. The command line wins over the environment, that over "
-    "this file.",
-)

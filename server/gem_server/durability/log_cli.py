@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.options import SETTINGS, Whole
+from gem_api.process.option_types import Whole
+from gem_api.process.options import SETTINGS
 from gem_api.process.printable import printable
 from gem_api.ranges import Range
 from safetensors import SafetensorError

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import click
-from gem_api.process.options import SETTINGS, Whole
+from gem_api.process.option_types import Whole
+from gem_api.process.options import SETTINGS
 from gem_api.process.printable import printable
 from gem_api.ranges import MAX_RANGES, Range
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from gem_api import rules as table
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.rules import RuleRow
 from gem_api.schedule import require_schedule
 
 from gem_server.rules.aeasgd import Aeasgd
@@ -15,14 +19,14 @@ from gem_server.rules.fedbuff import FedBuff
 from gem_server.rules.gem import Gem
 from gem_server.rules.gem_ahead import GemAhead
 from gem_server.rules.gradient_rule import GradientRule
-from gem_server.rules.make import load, make, where_raised
+from gem_server.rules.make import load, make, own_settings, where_raised
+from gem_server.rules.optimizers import OPTIMIZERS
 from gem_server.rules.plain import Adaptive, Agn, Downpour, Rescaled
+from gem_server.rules.proxies import PROXIES
 from gem_server.rules.ringmaster import Ringmaster
 
-RULES: dict[str, type[UpdateRule]] = {
-    rule.name: rule
-    for rule in (Gem, Downpour, Adaptive, Agn, Aeasgd, DcAsgd, FedAsync, FedBuff, Ringmaster, DiLoCo, Dana, Rescaled)
-}  # fmt: skip
+_CLASSES = (Gem, Downpour, Adaptive, Agn, Aeasgd, DcAsgd, FedAsync, FedBuff, Ringmaster, DiLoCo, Dana, Rescaled)
+RULES: dict[str, type[UpdateRule]] = {kind.name: kind for kind in _CLASSES}
 
 __all__ = [
     "RULES",
@@ -34,6 +38,7 @@ __all__ = [
     "is_users",
     "make_rule",
     "require_named",
+    "require_row",
     "rule_of",
     "where_raised",
 ]
@@ -88,3 +93,28 @@ def rule_of(settings: Hyperparameters) -> UpdateRule:
     require_weighing(rule, settings)
     require_waiting(rule, settings)
     return rule
+
+
+def require_row(row: RuleRow, rule: UpdateRule, name: str) -> None:
+    """Raises TypeError if a built-in rule is not what a row of `gem_api.rules` says."""
+    found = replace(
+        row, kind=rule.kind, each=rule.buffers, shared=rule.shared, temporaries=rule.temporaries, by_element=rule.by_element,
+        reads_once=rule.reads_once, settings=row.settings if isinstance(rule, GemAhead) else tuple(own_settings(type(rule))),
+    )  # fmt: skip
+    if found != row:
+        raise TypeError(f"the class of rule {name} says {found}, but gem_api.rules {row}: correct one of them")
+
+
+def _require_rows() -> None:
+    """Raises TypeError or KeyError if a class has no row, a row no class, or they differ."""
+    for name in RULES.keys() | table.RULES.keys():
+        require_row(table.RULES[name], make_rule(name), name)
+        if table.RULES[name].optimizers:
+            require_row(table.row_of(name, "momentum", "adam"), make_rule(name, optimizer="adam"), f"{name} with adam")
+    for proxy in PROXIES.keys() | table.PROXIES.keys():
+        require_row(table.PROXIES[proxy], make_rule("gem", f"proxy={proxy}"), f"gem:proxy={proxy}")
+    if (found := {name: kind.shared for name, kind in OPTIMIZERS.items()}) != table.OPTIMIZERS:
+        raise TypeError(f"the optimizers' classes say {found}, but gem_api.rules {table.OPTIMIZERS}: correct one of them")
+
+
+_require_rows()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, get_type_hints
 
@@ -63,7 +63,7 @@ def make(kind: type[T], options: str, settings: Mapping[str, object], what: str 
         ValueError: An option is unknown, missing or invalid.
     """
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    own = [name for name in known if name not in settings or name in _OF_RULES]
+    own = own_settings(kind, settings)
     types = _types(kind, own, what)
     given = {name: value for name, value in settings.items() if name in known}
     for option in options.split():
@@ -76,6 +76,11 @@ def make(kind: type[T], options: str, settings: Mapping[str, object], what: str 
     if lacking := [name for name in own if name not in given and _required(known[name])]:
         raise ValueError(f"the {what} needs settings without a default: {', '.join(f'{name}=…' for name in lacking)}")
     return kind(**given)
+
+
+def own_settings(kind: type, others: Collection[str] = DECLARATIONS.keys()) -> list[str]:
+    """The settings of a rule or an optimizer itself: its fields, but for those among `others` that it shares with a run."""
+    return [field.name for field in fields(kind) if field.name not in others or field.name in _OF_RULES]
 
 
 def _types(kind: type, names: list[str], what: str) -> dict[str, type]:

@@ -9,16 +9,13 @@ import click
 from gem_api import __version__
 from gem_api.process import logs
 from gem_api.process.extras import needs
-from gem_api.process.options import SETTINGS, WithHeadings, credentials, log_options
+from gem_api.process.options import SETTINGS, WithHeadings, command_options, credentials
 
-from gem_worker.command import Stopped, evaluate_every_setting, log_as, member_options, require_task, stop_on_signals
+from gem_worker.command import Stopped, log_as, require_task, stop_on_signals
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
-@member_options
-@evaluate_every_setting(5.0)
-@click.option("--once", is_flag=True, help="Evaluate once, as soon as the server has a model, and exit.")
-@log_options
+@command_options("evaluator")
 @click.version_option(__version__)
 def main(**options: Any) -> None:
     """Evaluates a GEM server's model on the task's held-out data, and reports loss and accuracy to the server.

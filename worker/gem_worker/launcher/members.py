@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.host_limits import cores, default_limit
-from gem_api.process.options import flags, settings_without_flags
+from gem_api.process.options import flags, handed_over, settings_without_flags
 from gem_api.process.progress import say
 from gem_api.ranges import Range
 
-from gem_worker.command import exchange_flags
 from gem_worker.launcher.cluster import (
     WORKER_NICENESS,
     Cluster,
@@ -29,11 +28,6 @@ _THIS_MACHINE = "127.0.0.1"
 _CHECKPOINT_SECONDS = 10
 _STOPPED_STATUS = 143  # of a worker after SIGTERM, as in shells: 128 plus the number of the signal
 _MAX_APPLY_THREADS = 8  # as gem-server's own default
-# Settings of the servers that gem-train has no option for, and hands over from its --config.
-HANDED_OVER = (
-    "apply_threads", "checkpoint_interval", "checkpoint_keep", "log_limit", "max_norm_ratio", "memory_limit", "memory_socket",
-    "min_workers", "quarantine_after", "start_quiet_seconds",
-)  # fmt: skip
 
 
 class Host(Protocol):
@@ -93,8 +87,8 @@ def make_cluster(
     token = folder.write_tokens() if host.remote else None
     servers = [_server(folder, options, hyperparameters, listening, index, host) for index in range(len(listening))]
     groups = spread(options["workers"], options["processes"] or options["workers"])
-    common = _worker_flags(options, listening[0].address)
-    settings = {name: options[name] for name in ("shared_memory", "step_seconds", "turns")}
+    own, settings = handed_over("worker", options)
+    common = [f"--server={listening[0].address}", *own]
     settings["stopped_status"] = _STOPPED_STATUS  # not 0: a worker that somebody else stops is not done
     workers = [host.member(*_worker(folder, group, common), settings, token) for group in groups]
     return Cluster(servers, workers, lambda line: say(f"  {line}"), resume, ends_together(hyperparameters))
@@ -109,14 +103,14 @@ def _server(
     host: Host,
 ) -> Member:
     held, place = Range(index, len(listening)), listening[index]
+    own, settings_of_own = handed_over("server", options)
     command = python(
         "gem_server",
         f"--listen={place.address}",
         f"--metrics-listen={place.metrics}",
         *([f"--history={folder.commits}"] if held.leads else []),
         f"--checkpoint-dir={folder.checkpoints_of(held)}",
-        f"--durability={options['durability']}",
-        f"--log-level={options['log_level']}",
+        *own,
         *flags(hyperparameters),
         *(["--until-stopped"] if hyperparameters.endless else []),
         *([f"--tokens={folder.tokens}"] if host.remote else []),
@@ -125,7 +119,7 @@ def _server(
     settings = {
         "lane_listen": f"{place.address.rpartition(':')[0]}:0",  # the port after a free one need not be free
         "checkpoint_interval": _CHECKPOINT_SECONDS,
-        "lease_seconds": options["lease_seconds"],
+        **settings_of_own,
         **settings_without_flags(hyperparameters),
         **({} if held.whole else _share_of_machine(held.count)),
         **options["server_settings"],
@@ -143,15 +137,6 @@ def _share_of_machine(servers: int) -> dict[str, Any]:
     """What each of several servers may take of the machine's cores and memory."""
     threads = min(_MAX_APPLY_THREADS, cores() // servers or 1)
     return {"apply_threads": threads, "memory_limit": default_limit() // servers}
-
-
-def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
-    """The flags that all worker processes have in common."""
-    common = [f"--server={address}", f"--task={options['task']}", f"--device={options['device']}", *exchange_flags(options)]
-    common.append(f"--log-level={options['log_level']}")
-    if options["data"]:
-        common.append(f"--data={options['data']}")
-    return common
 
 
 def _worker(folder: RunFolder, numbers: range, common: list[str]) -> tuple[str, Path, list[str]]:

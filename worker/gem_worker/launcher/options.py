@@ -10,39 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from gem_api.hyperparameters import DECLARATIONS, FIXED, Hyperparameters, flag, require_valid
 from gem_api.process.options import expanded, without_end
+from gem_api.process.settings import settings_of
 from gem_api.process.settings_file import document
 
 from gem_worker.launcher.cluster import ClusterError, require_rule
-from gem_worker.launcher.members import HANDED_OVER
 from gem_worker.launcher.run_folder import RunFolder
 
 _HYPERPARAMETERS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 40}
-# Options that may change when a run is resumed: those that neither the server nor the results depend on.
-_MAY_CHANGE = {
-    "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
-    "processes", "device", "on", "ray_address", "ray_labels", "ray_spread", "resources", "working_dir",
-    "log_level", "server_settings",
-    *(set(_HYPERPARAMETERS) - set(FIXED)),
-}  # fmt: skip
+# Settings of the servers that gem-train has not, and hands over from its --config.
+_OF_SERVERS = {key for key, row in settings_of("server").items() if row.handed_over} - settings_of("train").keys()
+_FIXED = {key for key, row in settings_of("train").items() if row.fixed}
 # Only the server knows which of these go together.
 _OF_THE_RULE = {"rule", "rule_options", "optimizer", "optimizer_options", "schedule"}
 # What JSON has for an option of these types; for all others, text.
 _KINDS = ((click.IntRange, (int,)), (click.FloatRange, (int, float)), (click.types.BoolParamType, (bool,)))
-_SWITCHES = ("1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y", "n")
-
-
-class RunToResume(click.Path):
-    """The folder of a run. Ignores GEM_RESUME=true, which is meant for a gem-server with the same environment."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        by_variable = ctx and param and param.name and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
-        if by_variable and str(value).lower() in _SWITCHES:
-            return None
-        return super().convert(value, param, ctx)
 
 
 def run_options(context: click.Context) -> tuple[dict[str, Any], set[str]]:
@@ -52,7 +36,7 @@ def run_options(context: click.Context) -> tuple[dict[str, Any], set[str]]:
         ClusterError, InvalidRequest: There can be no run with these options. The message says why.
     """
     options, user_gave = expanded(context)
-    options["server_settings"] = {name: value for name, value in document(context).items() if name in HANDED_OVER}
+    options["server_settings"] = {name: value for name, value in document(context).items() if name in _OF_SERVERS}
     if options["server_settings"]:
         user_gave.add("server_settings")
     options = _effective(context, options, user_gave)
@@ -70,7 +54,7 @@ def _effective(context: click.Context, options: dict[str, Any], user_gave: set[s
         user_gave |= {"epochs", "steps"}
     options = _resumed(context, options, user_gave) if options["resume"] else _completed(options)
     if options["on"] == "local" and (only := user_gave & {"resources", "working_dir", "ray_labels", "ray_spread"}):
-        raise ClusterError(f"{_written(context.command, min(only))} needs --on ray")
+        raise ClusterError(f"{_written(min(only))} needs --on ray")
     options = _with_durability(options, user_gave)
     if options["resume"]:
         return options
@@ -149,7 +133,7 @@ def _resumed(context: click.Context, options: dict[str, Any], user_gave: set[str
     changes = {name: options[name] for name in user_gave - {"resume", "runs", "until_stopped"}}
     ranges = _same_ranges(RunFolder(path), stored.get("servers", 1), changes)
     changed = {name for name, value in changes.items() if name not in stored or str(value) != str(stored[name])}
-    _require_changeable(context.command, changed)
+    _require_changeable(changed)
     resumed = {**options, **stored, **changes, "servers": ranges, "resume": path}
     require_used(hyperparameters_of(resumed), changed)
     if {"epochs", "steps"} & changes.keys():
@@ -170,23 +154,20 @@ def _same_ranges(folder: RunFolder, stored: int, changes: dict[str, Any]) -> int
     return present
 
 
-def _require_changeable(command: click.Command, changed: set[str]) -> None:
+def _require_changeable(changed: set[str]) -> None:
     """Raises ClusterError, with the reason, if an option was changed that a resumed run can't change."""
     for names, why in (
         (changed & set(FIXED), "the server's state for each worker, and the shards leased so far, depend on them"),
-        (changed - _MAY_CHANGE - set(FIXED), "its results must come from one task, one data set and one step time"),
+        (changed & (_FIXED - set(FIXED)), "its results must come from one task, one data set and one step time"),
     ):
         if names:
-            flags_ = ", ".join(_written(command, name) for name in sorted(names))
+            flags_ = ", ".join(_written(name) for name in sorted(names))
             raise ClusterError(f"a resumed run can't change {flags_}: {why}; omit them, or start a new run")
 
 
-def _written(command: click.Command, name: str) -> str:
+def _written(name: str) -> str:
     """How a user writes an option or a setting."""
-    if name in DECLARATIONS:
-        return flag(name)
-    has_option = all(param.opts for param in command.params if param.name == name)
-    return f"--{name.replace('_', '-')}" if has_option else name
+    return flag(name) if name in DECLARATIONS else settings_of("train")[name].option.partition("/")[0] or name
 
 
 def _stored_options(context: click.Context, path: Path) -> dict[str, Any]:

@@ -12,47 +12,14 @@ from gem_api.process import logs
 from gem_api.process.addresses import default_name
 from gem_api.process.extras import needs
 from gem_api.process.lifetime import end_with_launcher
-from gem_api.process.options import SETTINGS, Whole, WithHeadings, credentials, log_options
-from gem_api.process.settings_file import setting
+from gem_api.process.options import SETTINGS, WithHeadings, command_options, credentials
 
-from gem_worker.command import Stopped, exchange_options, log_as, member_options, pace_options, require_task, stop_on_signals
+from gem_worker.command import Stopped, log_as, require_task, stop_on_signals
 from gem_worker.process.stopping import Stopping
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
-@member_options
-@click.option("--name", help="Name of the worker, unique in the run. Default: host name, process id and a random suffix.")
-@click.option(
-    "--workers",
-    "workers_per_process",
-    type=Whole(1, 1000),
-    default=1,
-    help="Workers in this process, each with its own thread and session. If several, they are named NAME-0, NAME-1 …",
-)
-@click.option(
-    "--first-worker",
-    type=Whole(0),
-    default=0,
-    help="Number of the process's first worker, for names of several workers and for --device auto.",
-)
-@pace_options
-@exchange_options
-@setting(
-    "stopped_status",
-    type=Whole(0, 255),
-    default=0,
-    help="Exit status after SIGTERM or Ctrl-C. 143 tells Kubernetes that the run is not done, so that it replaces the worker.",
-)
-@click.option(
-    "--metrics-listen",
-    envvar=[
-        "GEM_WORKER_METRICS_LISTEN",
-        "GEM_METRICS_LISTEN",
-    ],  # the second is the server's too, which may share the environment
-    default="",
-    help="Address to serve Prometheus metrics on, host:port; empty for none.",
-)
-@log_options
+@command_options("worker")
 @click.version_option(__version__)
 def main(**options: Any) -> None:
     """Joins the run of a GEM server as one or several workers, and trains until the run is done.

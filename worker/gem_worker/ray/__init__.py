@@ -24,7 +24,7 @@ from click.core import ParameterSource
 from gem_api.process.extras import install
 from gem_api.process.lifetime import EXIT_INTERRUPTED, signals_interrupt
 from gem_api.process.progress import say
-from gem_api.process.settings_file import Setting, as_text
+from gem_api.process.settings_file import WithoutOption, as_text
 from gem_client import Admin, GemError, Hyperparameters, InvalidRequest
 
 from gem_worker.command import ignore_signals
@@ -223,7 +223,7 @@ def _context(program: str, command: click.Command, options: dict[str, Any]) -> t
     for name, value in options.items():
         if name not in parameters:
             raise TypeError(f"{program} has no option {name!r}")
-        if isinstance(parameters[name], Setting):
+        if isinstance(parameters[name], WithoutOption):
             settings |= {} if value is None else {name: value}
         elif isinstance(value, bool):
             flags += (parameters[name].opts if value else parameters[name].secondary_opts)[:1]

@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from gem_api.process.settings import BUILT_IN_TASKS
+
 if TYPE_CHECKING:  # the options of a command need the names of the tasks, and not PyTorch
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
-BUILT_IN = {
-    "digits": "gem_worker.tasks.digits:Digits",
-    "mnist": "gem_worker.tasks.mnist:Mnist",
-}
+BUILT_IN = {name: f"gem_worker.tasks.{name}:{name.capitalize()}" for name in BUILT_IN_TASKS}
 
 
 class TaskError(Exception):
