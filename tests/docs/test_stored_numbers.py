@@ -89,7 +89,6 @@ def test_a_number_of_the_readme_is_a_stored_one(claim: str) -> None:
 def test_no_other_measured_number_is_in_the_readme() -> None:
     """Percentages and decimals outside code; what another page's test holds is named here."""
     held_elsewhere = [
-        "1.14 and 1.24 times as long",  # results/versus/simulated.md
         "15 % of its worker's own step",  # the default of reply_wait
         "Python 3.11",
     ]
