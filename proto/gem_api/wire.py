@@ -23,6 +23,7 @@ from gem_api.errors import InvalidRequest
 from gem_api.framing import PLAIN, Assembly, Packing, chunks, framed
 from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2 as pb
+from gem_api.wire_names import WIRE_NAMES
 
 if TYPE_CHECKING:
     from gem_api.conversions import ByteArray
@@ -181,9 +182,9 @@ class FeedbackEncoder:
             yield room
 
 
-FLOAT32 = Float32("float32", pb.WIRE_DTYPE_FLOAT32, PLAIN)
-BFLOAT16 = BFloat16("bfloat16", pb.WIRE_DTYPE_BFLOAT16, Packing(1, 0, 2))
-INT8 = Int8("int8", pb.WIRE_DTYPE_INT8_BLOCK, Packing(256, 4, 1))
+FLOAT32 = Float32(WIRE_NAMES[0], pb.WIRE_DTYPE_FLOAT32, PLAIN)
+BFLOAT16 = BFloat16(WIRE_NAMES[1], pb.WIRE_DTYPE_BFLOAT16, Packing(1, 0, 2))
+INT8 = Int8(WIRE_NAMES[2], pb.WIRE_DTYPE_INT8_BLOCK, Packing(256, 4, 1))
 WIRE_FORMATS: dict[str, Format] = {known.name: known for known in (FLOAT32, BFLOAT16, INT8)}
 
 

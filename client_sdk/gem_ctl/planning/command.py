@@ -12,7 +12,7 @@ from gem_api.process.option_types import Named, Number, Whole
 from gem_api.process.options import WithHeadings, option
 from gem_api.ranges import MAX_RANGES
 from gem_api.rules import PROXIES, RULES
-from gem_api.wire import WIRE_FORMATS
+from gem_api.wire_names import WIRE_NAMES
 
 from gem_ctl.amounts import BitsPerSecond, Count, Counts
 from gem_ctl.planning.outcome import outcome
@@ -56,9 +56,9 @@ class _Slow(click.ParamType[Slow]):
 @option("--overlap", heading="Network", is_flag=True, help="The workers compute while a commit is under way.")
 @option("--bandwidth", heading="Network", type=BitsPerSecond(), show_default="no limit",
         help="Bits per second of each machine's link, such as 10G.")
-@option("--gradient-dtype", heading="Network", type=click.Choice(list(WIRE_FORMATS)), default="float32",
+@option("--gradient-dtype", heading="Network", type=click.Choice(WIRE_NAMES), default="float32",
         help="Format of gradients on the network.")
-@option("--theta-dtype", heading="Network", type=click.Choice(list(WIRE_FORMATS)), default="float32",
+@option("--theta-dtype", heading="Network", type=click.Choice(WIRE_NAMES), default="float32",
         help="Format of θ on the network.")
 @option("--rule", heading="Rule", type=Named("rule"), default="gem",
         help="The update rule, as for gem-server, such as gem:proxy=adam.")

@@ -31,7 +31,7 @@ from gem_api.process.option_types import (
     private_socket,
 )
 from gem_api.ranges import MAX_RANGES, WHOLE, Range
-from gem_api.wire import WIRE_FORMATS
+from gem_api.wire_names import WIRE_NAMES
 
 Command = Literal["server", "train", "worker", "evaluator", "ctl"]  # gem-server, gem-train, ...
 DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
@@ -269,9 +269,9 @@ ALL_SETTINGS: tuple[Setting, ...] = (
         help="Address to serve Prometheus metrics on, host:port; empty for none."),
     Setting("overlap", _TRAINING, click.BOOL, False, "Network", spelling="--overlap/--no-overlap", handed_over=True,
         help="Compute the next gradient while a commit is in progress. Staleness about doubles; worth it on a slow network."),
-    Setting("gradient_dtype", _TRAINING, click.Choice(list(WIRE_FORMATS)), "float32", "Network", handed_over=True,
+    Setting("gradient_dtype", _TRAINING, click.Choice(WIRE_NAMES), "float32", "Network", handed_over=True,
         help="Format of gradients sent over the network. int8 has one scale per 256 elements, and error feedback."),
-    Setting("theta_dtype", _TRAINING, click.Choice(list(WIRE_FORMATS)), "float32", "Network", handed_over=True,
+    Setting("theta_dtype", _TRAINING, click.Choice(WIRE_NAMES), "float32", "Network", handed_over=True,
         help="Format of parameters sent over the network; not used with shared memory. int8 sends their changes."),
     Setting("shared_memory", _TRAINING, click.BOOL, True, handed_over=True, by_deployment=True,
         help="Exchange tensors through shared memory if the server runs on this machine and offers it."),
