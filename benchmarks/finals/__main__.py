@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -32,9 +32,9 @@ def main(questions: tuple[str, ...], data: Path | None, is_real: bool, processes
     """Makes the runs without a result for the QUESTIONS, by default all. A result is saved at once."""
     store = stored(RESULTS / "finals.json")
     if is_real:
-        make_missing(_real(store), partial(_make_real, store), lambda: _write(store))
+        make_missing(_real(store, data), partial(_make_real, store, data), lambda: _write(store))
         return
-    missing = [run for run in plan.runs(questions or plan.QUESTIONS) if run not in store and (data or run.model != "convnet")]
+    missing = [run for run in _with_data(plan.runs(questions or plan.QUESTIONS), data) if run not in store]
     click.echo(f"{len(missing)} runs")
     try:
         _make_all(missing, data, processes, store)
@@ -47,16 +47,23 @@ def _write(store: Store[Run, Outcome]) -> Path:
     return write_page(store, RESULTS, figure.draw(store, RESULTS))
 
 
-def _real(store: Store[Run, Outcome]) -> Iterator[tuple[str, Run]]:
+def _with_data(runs: Iterable[Run], data: Path | None) -> list[Run]:
+    """Those that need no data, or have it."""
+    return [run for run in runs if data or run.model != "convnet"]
+
+
+def _real(store: Store[Run, Outcome], data: Path | None) -> Iterator[tuple[str, Run]]:
     """The missing runs with real processes that this machine can make."""
-    missing = [run for run in real.runs(store) if run not in store and (run.profile != "far" or wire.possible())]
+    missing = [
+        run for run in _with_data(real.runs(store), data) if run not in store and (run.profile != "far" or wire.possible())
+    ]
     click.echo(f"{len(missing)} runs")
     for run in missing:
         yield str(run), run
 
 
-def _make_real(store: Store[Run, Outcome], run: Run) -> str:
-    store.add(run, outcome := real.make(run, None))
+def _make_real(store: Store[Run, Outcome], data: Path | None, run: Run) -> str:
+    store.add(run, outcome := real.make(run, data))
     _write(store)
     return f"{outcome.loss} ({outcome.gradients} gradients, {outcome.commits} commits)"
 

@@ -130,16 +130,16 @@ def _real(losses: Losses, results: Mapping[Run, Outcome], model: str, workers: i
     for profile in KINDS:
         where = (model, profile, workers, rounds)
         ddp = {run.seed: outcome.loss for run, outcome in results.items() if _is(run, where, "real rounds", "")}
-        named = {plan.ours(plan.TODAY): "before", plan.ours(plan.BOTH): "in step"}
-        designs = {settings: name for name, settings in plan.designs(profile, workers).items()}
-        for method, settings in [*(("ours", each) for each in named), *(("rounds", each) for each in designs)]:
-            rate = losses.best(where, f"real {method}", settings)[0] if method == "rounds" else ""
-            whole = f"rate={rate} {settings}".strip() if rate else settings
-            if found := losses.of(*where, f"real {method}", whole):
+        teams = [("ours", plan.TODAY, "before"), ("ours", plan.BOTH, "in step")]
+        teams += [("rounds", settings, name) for name, settings in plan.designs(profile, workers).items()]
+        for method, settings, name in teams:
+            rate, found = losses.best(where, f"real {method}", settings)
+            whole = f"rate={rate} {settings}".strip()
+            if found:
                 made = {run: out for run, out in results.items() if _is(run, where, f"real {method}", whole, exact=True)}
-                name = named.get(settings) or designs[settings]
+                chosen = rate if method == "rounds" or model in plan.OTHER_RATES else ""
                 simulated = text(losses.of(*where, method, whole))
-                rows.append([profile, name, text(found, rate), simulated, _used(made, results), _sooner(made, ddp)])
+                rows.append([profile, name, text(found, chosen), simulated, _used(made, results), _sooner(made, ddp)])
     heads = ["Cluster", "", "real", "simulated", "gradients", "DDP's loss at"]
     return f"### {model}, {workers} workers, {rounds} rounds\n\n" + table(heads, rows) if rows else ""
 

@@ -24,27 +24,31 @@ OURS, ROUNDS = "real ours", "real rounds"
 _POINTS = 100  # of a stored curve
 
 _RATE = 0.015  # of rounds, if the simulation has not found a better one
-_PLACES = (  # numbers of workers, kinds of clusters, seeds
-    (8, simulated.HARD, (0, 1)),
-    (8, simulated.OTHERS, (0,)),
-    (16, simulated.THREE, (0,)),
-    (4, simulated.THREE, (0,)),
-    (8, simulated.HARD, (2,)),
-    (8, simulated.OTHERS, (1, 2)),
+_PLACES = (  # models, numbers of workers, kinds of clusters, seeds
+    ("transformer", 8, simulated.HARD, (0, 1)),
+    ("transformer", 8, simulated.OTHERS, (0,)),
+    ("transformer", 16, simulated.THREE, (0,)),
+    ("transformer", 4, simulated.THREE, (0,)),
+    ("convnet", 8, simulated.THREE, (0,)),
+    ("transformer", 8, simulated.HARD, (2,)),
+    ("transformer", 8, simulated.OTHERS, (1, 2)),
 )
 
 
 def runs(results: Mapping[Run, Outcome]) -> list[Run]:
-    """The runs, most valuable first. Rounds have the rate that was best in the simulation of the same cluster."""
+    """The runs, most valuable first. Rounds, and the convolutional network, have the rate that was best in the simulation of
+    the same cluster."""
     losses = Losses(results)
     found = []
-    for workers, profiles, seeds in _PLACES:
+    for model, workers, profiles, seeds in _PLACES:
         for seed, profile in product(seeds, profiles):
-            where = ("transformer", profile, workers, seed, 200)
-            before = (simulated.TODAY,) if (workers, profiles) == (8, simulated.HARD) else ()
-            found += [Run(*where, OURS, simulated.ours(each)) for each in (simulated.BOTH, *before)]
+            where, cell = (model, profile, workers, seed, 200), (model, profile, workers, 200)
+            before = (simulated.TODAY,) if (model, workers, profiles) == ("transformer", 8, simulated.HARD) else ()
+            for each in (simulated.BOTH, *before):
+                rate, _ = losses.best(cell, "ours", each) if model in simulated.OTHER_RATES else ("", [])
+                found.append(Run(*where, OURS, f"rate={rate} {each}" if rate else simulated.ours(each)))
             for team in simulated.designs(profile, workers).values():
-                rate, _ = losses.best(("transformer", profile, workers, 200), "rounds", team)
+                rate, _ = losses.best(cell, "rounds", team)
                 found.append(Run(*where, ROUNDS, f"rate={rate or _RATE} {team}".strip()))
     return found
 
