@@ -3,6 +3,7 @@ without a traceback."""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -31,6 +32,7 @@ def gem_evaluator() -> None:
 
 
 def gem_train() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy starts threads: workers begin as copies of a process without any
     _run("gem_worker.launcher.cli", "gem-train")
 
 

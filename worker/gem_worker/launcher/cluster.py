@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.lifetime import LAUNCHER
@@ -103,6 +103,17 @@ class Member(ABC):
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
 
 
+class Child(Protocol):
+    """What members need of a child process, as of `subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> object: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
 @dataclass
 class Process(Member):
     """A member that is a child process of this one.
@@ -117,20 +128,22 @@ class Process(Member):
     command: list[str]
     settings: Mapping[str, Any] = field(default_factory=dict)
     niceness: int = 0
-    process: subprocess.Popen[bytes] | None = None
+    process: Child | None = None
 
     def start(self, *extra: str) -> None:
-        # A separate process group: Ctrl-C in the terminal reaches only the launcher, which stops the others in order. Not a
-        # separate session: Linux compares niceness only within a session.
         self._begin_log()
         environment = _environment(self.settings)
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [*self.command, *extra], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
-                process_group=0,
-            )  # fmt: skip
+            self.process = self._spawn([*self.command, *extra], output, environment)
         os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + self.niceness)
+
+    def _spawn(self, command: list[str], output: IO[bytes], environment: Mapping[str, str]) -> Child:
+        """Starts the child in a process group of its own: Ctrl-C in the terminal reaches only the launcher, which stops the
+        others in order. Not in a session of its own: Linux compares niceness only within a session."""
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
+        )
 
     @property
     def running(self) -> bool:

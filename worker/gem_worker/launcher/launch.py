@@ -47,6 +47,7 @@ def launch(
     Returns:
         The exit status, and the run's folder; None if the run could not start.
     """
+    torch.set_num_threads(1)
     try:
         devices(_own_device(options, host))  # or the line that says which ones there are
         with _task_errors():
@@ -93,7 +94,6 @@ def _run(
     report: Callable[[dict[str, Any]], object] | None,
 ) -> int:
     """Runs the cluster to its end, with a server at each place; returns the exit status."""
-    torch.set_num_threads(1)
     resume = options["resume"] is not None
     hyperparameters = hyperparameters_of(options)
     lead = listening[0].address
@@ -102,11 +102,15 @@ def _run(
     say(f"run {folder.path}: {_size(members, options, host)}, rule {rule_of(hyperparameters)}, task {options['task']}")
     _show_places(listening, folder)
     try:
+        members.start()  # while this process has one thread: workers may be copies of it
         with _task_errors():
             device = _own_device(options, host)
             monitor = RunMonitor(lead, members, folder, task, hyperparameters, options, device, token, report)
-    except TaskError as error:
-        return _refuse(folder, error, resume, complain)
+    except BaseException as error:
+        members.stop()
+        if isinstance(error, TaskError):
+            return _refuse(folder, error, resume, complain)
+        raise
     announcement = Announcement(folder.path, lead)
     try:
         status = _monitor(monitor, members, folder, resume, complain)
@@ -130,9 +134,8 @@ def _show_places(listening: list[Place], folder: RunFolder) -> None:
 
 
 def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: bool, complain: Callable[[str], object]) -> int:
-    """Starts the cluster and monitors it; if the run ends early, stops the cluster and saves what there is."""
+    """Monitors the cluster; if the run ends early, stops the cluster and saves what there is."""
     try:
-        cluster.start()
         return _scored(monitor.run(), monitor, complain)
     except KeyboardInterrupt:
         ignore_signals()

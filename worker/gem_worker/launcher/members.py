@@ -22,6 +22,7 @@ from gem_worker.launcher.cluster import (
     python,
     spread,
 )
+from gem_worker.launcher.copies import Worker
 from gem_worker.launcher.run_folder import RunFolder
 
 _THIS_MACHINE = "127.0.0.1"
@@ -53,7 +54,7 @@ class ThisMachine:
         return _THIS_MACHINE
 
     def member(self, name: str, log: Path, flags: list[str], settings: Mapping[str, Any], token: str | None) -> Member:
-        return Process(name, log, python("gem_worker", *flags), settings, WORKER_NICENESS)
+        return Worker(name, log, python("gem_worker", *flags), settings, WORKER_NICENESS)
 
 
 class Place(NamedTuple):
