@@ -46,6 +46,7 @@ $(READY): requirements.lock pyproject.toml
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --progress-bar off --disable-pip-version-check -r requirements.lock | $(PROGRESS)
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m gem_server.warm_up >/dev/null
 	@touch $@
 
 ADD = $(BIN)/pip install --progress-bar off --disable-pip-version-check --no-deps -r
