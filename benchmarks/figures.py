@@ -19,8 +19,6 @@ from benchmarks.finals.runs import stored as stored_finals
 from benchmarks.lib.style import save
 from benchmarks.many_workers import figures as many_workers
 from benchmarks.many_workers import runs as many_runs
-from benchmarks.models import figures as models
-from benchmarks.models.measure import stored as stored_models
 from benchmarks.paper.figures.content import Content
 from benchmarks.paper.figures.pictures import PICTURES
 from benchmarks.peers import picture as peers
@@ -33,10 +31,6 @@ from benchmarks.versus.measure import stored as stored_versus
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
-
-
-def _models(draw: Callable[..., Figure | None]) -> Figure | None:
-    return draw(stored_models(RESULTS / "models/results.json").get)
 
 
 def _many(draw: Callable[..., Figure]) -> Figure:
@@ -60,8 +54,6 @@ def _versus() -> Figure | None:
 
 FIGURES: dict[str, Callable[[], Figure | None]] = {
     **{f"results/paper/{name}.png": partial(_paper, name) for name in PICTURES},
-    "results/models/rates.png": partial(_models, models.rates),
-    "results/models/workers.png": partial(_models, models.workers),
     "results/many-workers/order.png": partial(_many, many_workers.order),
     "results/many-workers/energies.png": partial(_many, many_workers.energies),
     "results/many-workers/number.png": partial(_many, partial(many_workers.counts, numbers=many_runs.COUNTS)),

@@ -7,6 +7,5 @@ from benchmarks.peers.contenders.floors import FLOORS
 from benchmarks.peers.contenders.gloo import GLOO
 from benchmarks.peers.contenders.ours import OURS
 from benchmarks.peers.contenders.pytorch_rpc import PYTORCH_RPC
-from benchmarks.peers.contenders.ray_actor import RAY
 
-CONTENDERS: tuple[Contender, ...] = (*OURS, *FLOORS, *PYTORCH_RPC, *RAY, *GLOO)
+CONTENDERS: tuple[Contender, ...] = (*OURS, *FLOORS, *PYTORCH_RPC, *GLOO)
