@@ -24,7 +24,7 @@ from benchmarks.paper.figures.pictures import PICTURES
 from benchmarks.peers import picture as peers
 from benchmarks.peers.results import Results as PeersResults
 from benchmarks.server import soak
-from benchmarks.unequal_data import figures as unequal_data
+from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
 from benchmarks.versus import figure as versus
 from benchmarks.versus.measure import stored as stored_versus
@@ -57,7 +57,7 @@ FIGURES: dict[str, Callable[[], Figure | None]] = {
     "results/many-workers/order.png": partial(_many, many_workers.order),
     "results/many-workers/energies.png": partial(_many, many_workers.energies),
     "results/many-workers/number.png": partial(_many, partial(many_workers.counts, numbers=many_runs.COUNTS)),
-    "results/unequal-data/unequal-data.png": lambda: unequal_data.draw(
+    "results/unequal-data/unequal-data.png": lambda: unequal_data.figure(
         unequal_runs.stored(RESULTS / "unequal-data/results.json")
     ),
     "results/versus/versus.png": _versus,

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.lib import page as markdown
 from benchmarks.lib.style import save
-from benchmarks.many_workers import figures, in_step, rivals
+from benchmarks.many_workers import figures, rivals
 from benchmarks.many_workers.check import Comparison, checks_table
 from benchmarks.many_workers.runs import (
     AGAINST,
@@ -46,7 +46,7 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, hel
         "remedies": _remedy_table(runs),
         "counts": _count_table(runs, counted),
         "checks": checks_table(checks),
-        "held": in_step.page_table(held, tuned),
+        "held": rivals.waiting_table(held, tuned),
         "rivals": rivals.table(tuned),
         "progress": rivals.progress(tuned),
         "seeds": _seeds(runs),
