@@ -48,7 +48,7 @@ def _soak() -> Figure:
 
 
 def _versus() -> Figure | None:
-    store = stored_versus(RESULTS / "versus/results.json", 400.0)
+    store = stored_versus(RESULTS / "versus/results.json")
     return versus.figure(store.get, store.head["limit"])
 
 

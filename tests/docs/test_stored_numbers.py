@@ -21,7 +21,7 @@ from benchmarks.finals.page import Losses
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
-from benchmarks.versus.cli import main as versus
+from benchmarks.versus.__main__ import main as versus
 from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.simulated import __main__ as simulated
 

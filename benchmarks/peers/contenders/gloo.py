@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.synchronize import Event
-from typing import Any, ClassVar
+from typing import Any
 
 from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient, one_thread
 from benchmarks.peers.contenders.equations import ETA, rescaled
@@ -20,11 +20,6 @@ _PULL, _COMMIT = 0, 1  # the requests: the value of a worker's one-element messa
 
 class Gloo(OwnProcess):
     """Rank 0 serves requests in the order in which they arrive, from any worker."""
-
-    requires: ClassVar[str | None] = "torch"
-    install: ClassVar[str] = "pip install 'gem-ps[torch]'"
-    # The worker's gradient, θ, m, s and the temporaries of a round trip; gloo sends and receives in place.
-    buffers: ClassVar[int] = 7
 
     def serve(self, place: Place, ready: Event) -> None:
         import torch

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
-from typing import Any, ClassVar
+from typing import Any
 
 from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient, one_thread
 from benchmarks.peers.contenders.equations import ETA, rescaled
@@ -46,10 +46,6 @@ class PytorchRpc(OwnProcess):
     """`rpc_sync` on a remote reference, over the transports that PyTorch chooses on one host, or over TCP alone."""
 
     alone: bool = False  # one thread a process; else PyTorch's default, one for each core
-    requires: ClassVar[str | None] = "torch"
-    install: ClassVar[str] = "pip install 'gem-ps[torch]'"
-    # m, s, the upload and the temporaries of one round trip in the server; gradient and θ in the worker; what TensorPipe holds.
-    buffers: ClassVar[int] = 7
 
     def serve(self, place: Place, ready: Event) -> None:
         from torch.distributed import rpc

@@ -230,7 +230,7 @@ class LookAhead(Asynchronous):
             direction = mean / (np.sqrt(square + F(workers - 1) * mean * mean) + EPSILON)
         else:
             direction = mean / (np.sqrt(square) + EPSILON) / F(math.sqrt(workers))
-        return -F(self.rate) * (direction + F(DECAY) * self.theta)
+        return np.asarray(-F(self.rate) * (direction + F(DECAY) * self.theta), F)
 
     def _pi(self, delta: Vector, moved: Vector, workers: float) -> Vector:
         if self.bound == "energy":
