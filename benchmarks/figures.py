@@ -19,8 +19,8 @@ from benchmarks.finals.runs import stored as stored_finals
 from benchmarks.lib.style import save
 from benchmarks.many_workers import figures as many_workers
 from benchmarks.many_workers import runs as many_runs
-from benchmarks.paper.figures.content import Content
-from benchmarks.paper.figures.pictures import PICTURES
+from benchmarks.paper.content import Content
+from benchmarks.paper.pictures import PICTURES
 from benchmarks.peers import picture as peers
 from benchmarks.peers.results import Results as PeersResults
 from benchmarks.server import soak

@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from benchmarks.lib.page import count
+from benchmarks.paper.content import TARGET_LOSS, TARGET_WINDOW
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.figures.content import TARGET_LOSS, TARGET_WINDOW
 from benchmarks.paper.plan import AT_RANDOM, PAPERS_STEPS, PAPERS_WORKERS
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import (

@@ -11,7 +11,7 @@ from gem_api.process.lifetime import interruptible
 
 from benchmarks.lib.runs import make_missing
 from benchmarks.paper import page
-from benchmarks.paper.figures import draw_figure
+from benchmarks.paper.pictures import draw_figure
 from benchmarks.paper.plan import FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import Runner
 from benchmarks.paper.statistics import gather

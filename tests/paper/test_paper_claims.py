@@ -16,8 +16,8 @@ from benchmarks.paper import page
 from benchmarks.paper.claims import OURS, PAPER, Agreement, Claim, Verdict
 from benchmarks.paper.cli import main
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.figures import draw_figure
-from benchmarks.paper.figures.content import Content, best_by_workers
+from benchmarks.paper.pictures import draw_figure
+from benchmarks.paper.content import Content, best_by_workers
 from benchmarks.paper.plan import FIGURES, Scale, quick
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured, final, final_loss, learned, over_seeds, seconds_to, smooth, spread

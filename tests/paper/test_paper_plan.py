@@ -12,8 +12,8 @@ from gem_worker.launcher.cli import main as gem_train
 from benchmarks.paper import staged
 from benchmarks.paper.claims import OURS, PAPER
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.figures.content import CONTENT
-from benchmarks.paper.figures.pictures import PICTURES
+from benchmarks.paper.content import CONTENT
+from benchmarks.paper.pictures import PICTURES
 from benchmarks.paper.page import _HEADINGS
 from benchmarks.paper.plan import EFFECTIVE_BATCH, FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import command

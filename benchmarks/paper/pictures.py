@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -24,16 +26,19 @@ from benchmarks.lib.style import (
     marks,
     palette,
     panels,
+    save,
     shades,
     styled,
-)
-from benchmarks.paper.figures.content import TARGET_LOSS, Content, Lines
+)  # fmt: skip
+from benchmarks.paper.content import CONTENT, TARGET_LOSS, Content, Lines
 from benchmarks.paper.plan import PAPERS_WORKERS
-from benchmarks.paper.statistics import CHANCE
+from benchmarks.paper.statistics import CHANCE, Measured
 
 STEPS = "worker steps (commits / workers)"
 PI_LINEAR = 1e-3  # π below this is shown on a linear scale
 _TENSOR_COLUMNS = 5  # panels in a row
+Dress = Callable[[Axes, str, Lines], object]  # gives a panel with this name and these lines its axes
+Colours = Callable[[Lines], Mapping[str, str]]
 
 
 @styled
@@ -48,35 +53,12 @@ def rules_by_workers(content: Content) -> Figure:
             axes.set(title=name, ylabel="%", ylim=(0, 102))
         else:
             _loss_axes(axes, name)
-            _chance(axes)
+            axes.axhline(CHANCE, color=GREY, linestyle=":", linewidth=1, label="chance")
             axes.set_ylim(0.03, 10)
             _notes(axes, lines)
         if not over_steps:
             axes.set(xlabel="workers", xticks=lines["GEM"]["x"])
     _switch_off(places[len(content.panels) :])
-    legend(figure, BAND, columns=5)
-    return figure
-
-
-@styled
-def many(content: Content) -> Figure:
-    figure, (left, right) = panels(1, 2, content.title)
-    colours = palette(content.panels["loss"])
-    _draw(left, content.panels["loss"], colours)
-    left.set(title="training loss", xlabel=STEPS, ylabel="training loss", ylim=(0, 2.5))
-    _draw(right, content.panels["test accuracy"], colours)
-    right.axhline(99.38, color=RED, linestyle="--", linewidth=1, label=f"the paper, {PAPERS_WORKERS} workers: 99.38 %")
-    right.set(title="test accuracy", xlabel=STEPS, ylabel="%", ylim=(90, 100))
-    _notes(right, content.panels["test accuracy"], "at the end", "lower right")
-    legend(figure, BAND)
-    return figure
-
-
-@styled
-def pi(content: Content) -> Figure:
-    figure, (axes,) = panels(1, 1, content.title, 4)
-    _draw(axes, content.panels["pi"], _in_order(content.panels["pi"]))
-    _pi_axes(axes, "")
     legend(figure, BAND, columns=5)
     return figure
 
@@ -103,31 +85,6 @@ def split_batch(content: Content) -> Figure:
 
 
 @styled
-def against_sequential(content: Content) -> Figure:
-    figure, (left, right) = panels(1, 2, content.title, sharey=True)
-    for axes, name, dropout in ((left, "training", "with"), (right, "validation", "without")):
-        _draw(axes, content.panels[name], dict(zip(content.panels[name], (BLUE, GREY), strict=False)))
-        _loss_axes(axes, f"{name} loss ({dropout} dropout)", "data epochs, all workers together", y="loss")
-        axes.label_outer()
-    legend(figure, BAND)
-    return figure
-
-
-@styled
-def kappas(content: Content) -> Figure:
-    figure, places = panels(1, 2, content.title)
-    for axes, (name, lines) in zip(places, content.panels.items(), strict=True):
-        _draw(axes, lines, palette(lines), marks)
-        axes.set(title=name, xlabel="κ", xticks=next(iter(lines.values()))["x"])
-    places[0].set(ylabel="mean of the last tenth of the run")
-    places[0].set_ylim(bottom=0)
-    places[1].set(ylabel="mean over the run (log scale)")
-    log_scale(places[1])
-    legend(figure, BAND)
-    return figure
-
-
-@styled
 def medians(content: Content) -> Figure:
     columns = min(_TENSOR_COLUMNS, len(content.panels))
     figure, places = panels(-(-len(content.panels) // columns), columns, content.title, 2.3, sharex=True, sharey=True)
@@ -138,45 +95,6 @@ def medians(content: Content) -> Figure:
         axes.set_xlabel("worker steps")
         axes.label_outer()
     _switch_off(places[len(content.panels) :])
-    legend(figure, BAND)
-    return figure
-
-
-@styled
-def loss_and_pi(content: Content) -> Figure:
-    figure, (left, right) = panels(1, 2, content.title, 3.2)
-    colours = palette(content.panels["loss"])
-    _draw(left, content.panels["loss"], colours)
-    _draw(right, content.panels["pi"], colours)
-    _loss_axes(left, "training loss")
-    _pi_axes(right, "median π of a commit (0: most parameters stay)")
-    _notes(left, content.panels["loss"], "test accuracy")
-    legend(figure, BAND, columns=2 if len(colours) > 3 else 4)
-    return figure
-
-
-@styled
-def straggler(content: Content) -> Figure:
-    figure, places = panels(1, len(content.panels), content.title, sharey=True)
-    for axes, (rule, lines) in zip(places, content.panels.items(), strict=True):
-        _draw(axes, lines, dict(zip(lines, (GREY, BLUE), strict=False)))
-        _loss_axes(axes, rule)
-        axes.label_outer()
-        _notes(axes, lines, "test accuracy")
-    legend(figure, BAND)
-    return figure
-
-
-@styled
-def churn(content: Content) -> Figure:
-    figure, (left, right) = panels(1, 2, content.title)
-    colours = dict(zip(content.panels["loss"], (GREY, BLUE), strict=False))
-    _draw(left, content.panels["loss"], colours)
-    _draw(right, content.panels["staleness"], colours)
-    _loss_axes(left, "training loss")
-    _notes(left, content.panels["loss"], "test accuracy")
-    right.set(title="staleness", xlabel=STEPS, ylabel="τ, commits")
-    right.set_ylim(bottom=0)
     legend(figure, BAND)
     return figure
 
@@ -195,6 +113,64 @@ def errors(content: Content) -> Figure:
     return figure
 
 
+@styled
+def beside(
+    content: Content, dress: Sequence[Dress], colours: Colours = palette, height: float = 3.0, columns: int = 3,
+    how: Callable[..., None] = curve, **shared: Any,
+) -> Figure:  # fmt: skip
+    """The content's panels side by side, with the colours of the first one's lines. The last of `dress` is for all the rest."""
+    figure, places = panels(1, len(content.panels), content.title, height, **shared)
+    chosen = colours(next(iter(content.panels.values())))
+    for axes, lines in zip(places, content.panels.values(), strict=True):
+        _draw(axes, lines, chosen, how)
+    for number, (axes, (name, lines)) in enumerate(zip(places, content.panels.items(), strict=True)):
+        dress[min(number, len(dress) - 1)](axes, name, lines)
+        if shared.get("sharey"):
+            axes.label_outer()
+    legend(figure, BAND, columns=columns)
+    return figure
+
+
+def _training(axes: Axes, name: str, lines: Lines) -> None:
+    axes.set(title="training loss", xlabel=STEPS, ylabel="training loss", ylim=(0, 2.5))
+
+
+def _accuracy(axes: Axes, name: str, lines: Lines) -> None:
+    axes.axhline(99.38, color=RED, linestyle="--", linewidth=1, label=f"the paper, {PAPERS_WORKERS} workers: 99.38 %")
+    axes.set(title="test accuracy", xlabel=STEPS, ylabel="%", ylim=(90, 100))
+    _notes(axes, lines, "at the end", "lower right")
+
+
+def _over_epochs(axes: Axes, name: str, lines: Lines) -> None:
+    dropout = "with" if name == "training" else "without"
+    _loss_axes(axes, f"{name} loss ({dropout} dropout)", "data epochs, all workers together", y="loss")
+
+
+def _final(axes: Axes, name: str, lines: Lines) -> None:
+    axes.set(title=name, xlabel="κ", xticks=next(iter(lines.values()))["x"], ylabel="mean of the last tenth of the run")
+    axes.set_ylim(bottom=0)
+
+
+def _mean_pi(axes: Axes, name: str, lines: Lines) -> None:
+    axes.set(title=name, xlabel="κ", xticks=next(iter(lines.values()))["x"], ylabel="mean over the run (log scale)")
+    log_scale(axes)
+
+
+def _noted(title: str) -> Dress:
+    """The loss, with test accuracies beside the lines' names; without a title, that of the panel."""
+
+    def dress(axes: Axes, name: str, lines: Lines) -> None:
+        _loss_axes(axes, title or name)
+        _notes(axes, lines, "test accuracy")
+
+    return dress
+
+
+def _staleness(axes: Axes, name: str, lines: Lines) -> None:
+    axes.set(title="staleness", xlabel=STEPS, ylabel="τ, commits")
+    axes.set_ylim(bottom=0)
+
+
 def _draw(axes: Axes, lines: Lines, colours: Mapping[str, str], how: Callable[..., None] = curve) -> None:
     for label, columns in lines.items():
         how(axes, columns, colours[label], label)
@@ -203,6 +179,10 @@ def _draw(axes: Axes, lines: Lines, colours: Mapping[str, str], how: Callable[..
 def _in_order(lines: Lines) -> dict[str, str]:
     """Colours for lines that are in order."""
     return dict(zip(lines, shades(len(lines)), strict=True))
+
+
+def _two(*colours: str) -> Colours:
+    return lambda lines: dict(zip(lines, colours, strict=False))
 
 
 def _notes(axes: Axes, lines: Lines, title: str = "", loc: Any = "upper right") -> None:
@@ -227,17 +207,37 @@ def _pi_axes(axes: Axes, title: str) -> None:
     axes.set_ylim(bottom=-PI_LINEAR / 10)  # room for a line at 0
 
 
-def _chance(axes: Axes) -> None:
-    axes.axhline(CHANCE, color=GREY, linestyle=":", linewidth=1, label="chance")
-
-
 def _switch_off(places: list[Axes]) -> None:
     for axes in places:
         axes.set_axis_off()
 
 
+def _pi(title: str) -> Dress:
+    return lambda axes, name, lines: _pi_axes(axes, title)
+
+
+_LOSS_AND_PI = (_noted("training loss"), _pi("median π of a commit (0: most parameters stay)"))
 PICTURES: dict[str, Callable[[Content], Figure]] = {
-    "1": rules_by_workers, "2": many, "3": pi, "4": split_batch, "5": against_sequential, "6": rules_by_workers, "8": kappas,
-    "9-10": medians, "conventions": loss_and_pi, "straggler": straggler, "churn": churn, "proxies": loss_and_pi,
+    "1": rules_by_workers,
+    "2": partial(beside, dress=(_training, _accuracy)),
+    "3": partial(beside, dress=(_pi(""),), colours=_in_order, height=4, columns=5),
+    "4": split_batch,
+    "5": partial(beside, dress=(_over_epochs,), colours=_two(BLUE, GREY), sharey=True),
+    "6": rules_by_workers,
+    "8": partial(beside, dress=(_final, _mean_pi), how=marks),
+    "9-10": medians,
+    "conventions": partial(beside, dress=_LOSS_AND_PI, height=3.2, columns=4),
+    "straggler": partial(beside, dress=(_noted(""),), colours=_two(GREY, BLUE), sharey=True),
+    "churn": partial(beside, dress=(_noted("training loss"), _staleness), colours=_two(GREY, BLUE)),
+    "proxies": partial(beside, dress=_LOSS_AND_PI, height=3.2, columns=2),
     "beyond": errors,
-}  # fmt: skip
+}
+
+
+def draw_figure(name: str, measured: list[Measured], folder: Path) -> None:
+    """Writes NAME.json and NAME.png; without results, the picture of a stored NAME.json if there is one."""
+    stored = folder / f"{name}.json"
+    if measured:
+        CONTENT[name](measured).save(stored)
+    if stored.exists():
+        save(PICTURES[name](Content.load(stored)), stored.with_suffix(".png"))
