@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,9 +31,10 @@ def missing(parts: Sequence[str], data: Path | None) -> Iterator[tuple[str, Call
     for case in rivals.waiting_cases(rivals.WAIT) if "in-step" in parts else ():
         if case not in held:
             yield str(case), partial(rivals.make_and_keep, case, task, held)
-    if "rivals" in parts:
-        tuned = rivals.stored(RESULTS / "rivals.json")
-        yield "the rivals' rates", partial(rivals.tune_all, data, tuned, processes=len(os.sched_getaffinity(0)))
+    tuned = rivals.stored(RESULTS / "rivals.json")
+    for trial in rivals.trials():
+        if f"rivals-{rivals.workers_of(trial)}" in parts:
+            yield f"the best rate of {trial}", partial(rivals.tune_and_keep, trial, task, tuned)
 
 
 def draw() -> Path:
@@ -42,8 +42,8 @@ def draw() -> Path:
     return write_page(runs.stored(RESULTS / "runs.json"), check.load(RESULTS / "check.json"), tuned, held, RESULTS)
 
 
-about = "Makes the runs without a result, if --data names MNIST, then the page. They take some hours; the rivals use all cores."
-main = study(about, ("check", "order", "number", "in-step", "rivals"), missing, draw)
+about = "Makes the runs without a result, if --data names MNIST, then the page. They take some hours."
+main = study(about, ("check", "order", "number", "in-step", *(f"rivals-{n}" for n in rivals.GRADIENTS)), missing, draw)
 
 if __name__ == "__main__":
     main()

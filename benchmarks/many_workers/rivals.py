@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import click
 import numpy as np
-from gem_worker.tasks import Task, load_task
+from gem_worker.tasks import Task
 
 from benchmarks.lib import page as markdown
 from benchmarks.lib.results import Store, finite, restored
@@ -164,37 +160,15 @@ def tune(trial: Experiment, known: Outcomes, measure: Measure) -> Experiment:
     return best
 
 
-def tune_all(data: Path, known: Store[Experiment, Outcome], processes: int) -> str:
-    """Tunes every rule, for each number of workers, with MNIST in the folder `data`. New outcomes are saved in `known`."""
-    alone = threading.Lock()
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn) as pool, ThreadPoolExecutor(processes) as threads:
+def tune_and_keep(trial: Experiment, task: Task, store: Store[Experiment, Outcome]) -> str:
+    """As `tune`. Each run is saved at once."""
 
-        def measured(trial: Experiment) -> Outcome:
-            outcome = pool.submit(_measure_mnist, trial, data).result()
-            with alone:
-                known.add(trial, outcome)
-                click.echo(f"  {trial}: {outcome}")
-            return outcome
+    def measured(one: Experiment) -> Outcome:
+        click.echo(f"  {one}: {make_and_keep(one, task, store)}")
+        return store[one]
 
-        try:
-            for tuning in [threads.submit(tune, trial, known, measured) for trial in trials()]:
-                tuning.result()
-        except BaseException:  # Ctrl-C too: nobody waits for the runs that are under way
-            threads.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
-    return f"{len(known)} runs"
-
-
-def _measure_mnist(trial: Experiment, data: Path) -> Outcome:
-    return measure(trial, _mnist(data))
-
-
-@cache
-def _mnist(data: Path) -> Task:
-    return load_task("mnist", data)
+    best = tune(trial, store, measured)
+    return f"best rate {best.learning_rate:g} {best.rule_options}".strip()
 
 
 def best_known(known: Outcomes) -> list[Experiment]:

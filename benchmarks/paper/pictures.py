@@ -10,26 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.lib.style import (
-    BAND,
-    BLUE,
-    GREY,
-    MARKERS,
-    ORANGE,
-    RED,
-    RULES,
-    TEAL,
-    VIOLET,
-    curve,
-    legend,
-    log_scale,
-    marks,
-    palette,
-    panels,
-    save,
-    shades,
-    styled,
-)  # fmt: skip
+from benchmarks.lib import style
 from benchmarks.paper.content import CONTENT, TARGET_LOSS, Content, Lines
 from benchmarks.paper.plan import PAPERS_WORKERS
 from benchmarks.paper.statistics import CHANCE, Measured
@@ -41,85 +22,86 @@ Dress = Callable[[Axes, str, Lines], object]  # gives a panel with this name and
 Colours = Callable[[Lines], Mapping[str, str]]
 
 
-@styled
+@style.styled
 def rules_by_workers(content: Content) -> Figure:
     """The loss under three rules, a panel for each number of workers; in Fig. 1 also final loss and accuracy."""
     columns = 2 if len(content.panels) <= 4 else 3
-    figure, places = panels(-(-len(content.panels) // columns), columns, content.title)
+    figure, places = style.panels(-(-len(content.panels) // columns), columns, content.title)
     for axes, (name, lines) in zip(places, content.panels.items(), strict=False):
         over_steps = name.endswith(("worker", "workers"))
-        _draw(axes, lines, RULES, curve if over_steps else marks)
+        _draw(axes, lines, style.RULES, style.curve if over_steps else style.marks)
         if name == "test accuracy":
             axes.set(title=name, ylabel="%", ylim=(0, 102))
         else:
             _loss_axes(axes, name)
-            axes.axhline(CHANCE, color=GREY, linestyle=":", linewidth=1, label="chance")
+            axes.axhline(CHANCE, color=style.GREY, linestyle=":", linewidth=1, label="chance")
             axes.set_ylim(0.03, 10)
             _notes(axes, lines)
         if not over_steps:
             axes.set(xlabel="workers", xticks=lines["GEM"]["x"])
     _switch_off(places[len(content.panels) :])
-    legend(figure, BAND, columns=5)
+    style.legend(figure, style.BAND, columns=5)
     return figure
 
 
-@styled
+@style.styled
 def split_batch(content: Content) -> Figure:
-    figure, (left, middle, right) = panels(1, 3, content.title)
+    figure, (left, middle, right) = style.panels(1, 3, content.title)
     for axes, name in ((left, "loss over samples"), (middle, "loss over time")):
         _draw(axes, content.panels[name], _in_order(content.panels[name]))
     _loss_axes(left, "the same data …", "thousands of samples, all workers")
     left.xaxis.set_major_formatter(lambda samples, _: f"{samples / 1000:g}")
     _loss_axes(middle, "… in less time", "seconds (simulated, log scale)")
     times = content.panels["time to a loss"]["measured"]
-    marks(right, times, BLUE, "measured")
+    style.marks(right, times, style.BLUE, "measured")
     if times["mean"][0] is not None:
         ideal = [times["mean"][0] * times["x"][0] / n for n in times["x"]]
-        right.plot(times["x"], ideal, "--", color=GREY, label="n times as fast")
+        right.plot(times["x"], ideal, "--", color=style.GREY, label="n times as fast")
     right.set(title=f"until the loss is {TARGET_LOSS}", xlabel="workers n (log scale)", ylabel="seconds (simulated, log scale)")
-    log_scale(middle, "x")
-    log_scale(right, "x", base=2)
-    log_scale(right, base=2)
-    legend(figure, columns=4)
+    style.log_scale(middle, "x")
+    style.log_scale(right, "x", base=2)
+    style.log_scale(right, base=2)
+    style.legend(figure, columns=4)
     return figure
 
 
-@styled
+@style.styled
 def medians(content: Content) -> Figure:
     columns = min(_TENSOR_COLUMNS, len(content.panels))
-    figure, places = panels(-(-len(content.panels) // columns), columns, content.title, 2.3, sharex=True, sharey=True)
+    figure, places = style.panels(-(-len(content.panels) // columns), columns, content.title, 2.3, sharex=True, sharey=True)
     for axes, lines in zip(places, content.panels.values(), strict=False):
-        _draw(axes, lines, palette(lines))
+        _draw(axes, lines, style.palette(lines))
     for axes, name in zip(places, content.panels, strict=False):
         _pi_axes(axes, name)
         axes.set_xlabel("worker steps")
         axes.label_outer()
     _switch_off(places[len(content.panels) :])
-    legend(figure, BAND)
+    style.legend(figure, style.BAND)
     return figure
 
 
-@styled
+@style.styled
 def errors(content: Content) -> Figure:
-    figure, (axes,) = panels(1, 1, content.title, 4.2)
+    figure, (axes,) = style.panels(1, 1, content.title, 4.2)
     lines = content.panels["test error"]
-    for (label, columns), colour, marker in zip(lines.items(), (BLUE, VIOLET, TEAL, ORANGE, RED), MARKERS, strict=False):
-        marks(axes, columns, colour, label, f"{marker}-")
+    colours = (style.BLUE, style.VIOLET, style.TEAL, style.ORANGE, style.RED)
+    for (label, columns), colour, marker in zip(lines.items(), colours, style.MARKERS, strict=False):
+        style.marks(axes, columns, colour, label, f"{marker}-")
     axes.set(xlabel="workers (log scale)", ylabel="test error, % (log scale)", xscale="log", yscale="log")
     axes.set_xticks(columns["x"], [f"{n:,.0f}" for n in columns["x"]])
     axes.set_yticks((1, 2, 5, 10, 20), ("1", "2", "5", "10", "20"))
     axes.minorticks_off()
-    legend(figure, columns=2)
+    style.legend(figure, columns=2)
     return figure
 
 
-@styled
+@style.styled
 def beside(
-    content: Content, dress: Sequence[Dress], colours: Colours = palette, height: float = 3.0, columns: int = 3,
-    how: Callable[..., None] = curve, **shared: Any,
+    content: Content, dress: Sequence[Dress], colours: Colours = style.palette, height: float = 3.0, columns: int = 3,
+    how: Callable[..., None] = style.curve, **shared: Any,
 ) -> Figure:  # fmt: skip
     """The content's panels side by side, with the colours of the first one's lines. The last of `dress` is for all the rest."""
-    figure, places = panels(1, len(content.panels), content.title, height, **shared)
+    figure, places = style.panels(1, len(content.panels), content.title, height, **shared)
     chosen = colours(next(iter(content.panels.values())))
     for axes, lines in zip(places, content.panels.values(), strict=True):
         _draw(axes, lines, chosen, how)
@@ -127,7 +109,7 @@ def beside(
         dress[min(number, len(dress) - 1)](axes, name, lines)
         if shared.get("sharey"):
             axes.label_outer()
-    legend(figure, BAND, columns=columns)
+    style.legend(figure, style.BAND, columns=columns)
     return figure
 
 
@@ -136,7 +118,7 @@ def _training(axes: Axes, name: str, lines: Lines) -> None:
 
 
 def _accuracy(axes: Axes, name: str, lines: Lines) -> None:
-    axes.axhline(99.38, color=RED, linestyle="--", linewidth=1, label=f"the paper, {PAPERS_WORKERS} workers: 99.38 %")
+    axes.axhline(99.38, color=style.RED, linestyle="--", linewidth=1, label=f"the paper, {PAPERS_WORKERS} workers: 99.38 %")
     axes.set(title="test accuracy", xlabel=STEPS, ylabel="%", ylim=(90, 100))
     _notes(axes, lines, "at the end", "lower right")
 
@@ -153,7 +135,7 @@ def _final(axes: Axes, name: str, lines: Lines) -> None:
 
 def _mean_pi(axes: Axes, name: str, lines: Lines) -> None:
     axes.set(title=name, xlabel="κ", xticks=next(iter(lines.values()))["x"], ylabel="mean over the run (log scale)")
-    log_scale(axes)
+    style.log_scale(axes)
 
 
 def _noted(title: str) -> Dress:
@@ -171,14 +153,14 @@ def _staleness(axes: Axes, name: str, lines: Lines) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _draw(axes: Axes, lines: Lines, colours: Mapping[str, str], how: Callable[..., None] = curve) -> None:
+def _draw(axes: Axes, lines: Lines, colours: Mapping[str, str], how: Callable[..., None] = style.curve) -> None:
     for label, columns in lines.items():
         how(axes, columns, colours[label], label)
 
 
 def _in_order(lines: Lines) -> dict[str, str]:
     """Colours for lines that are in order."""
-    return dict(zip(lines, shades(len(lines)), strict=True))
+    return dict(zip(lines, style.shades(len(lines)), strict=True))
 
 
 def _two(*colours: str) -> Colours:
@@ -196,7 +178,7 @@ def _notes(axes: Axes, lines: Lines, title: str = "", loc: Any = "upper right") 
 def _loss_axes(axes: Axes, title: str, x: str = STEPS, y: str = "training loss") -> None:
     """A panel with the loss over something."""
     axes.set(title=title, xlabel=x, ylabel=f"{y} (log scale)")
-    log_scale(axes)
+    style.log_scale(axes)
 
 
 def _pi_axes(axes: Axes, title: str) -> None:
@@ -222,13 +204,13 @@ PICTURES: dict[str, Callable[[Content], Figure]] = {
     "2": partial(beside, dress=(_training, _accuracy)),
     "3": partial(beside, dress=(_pi(""),), colours=_in_order, height=4, columns=5),
     "4": split_batch,
-    "5": partial(beside, dress=(_over_epochs,), colours=_two(BLUE, GREY), sharey=True),
+    "5": partial(beside, dress=(_over_epochs,), colours=_two(style.BLUE, style.GREY), sharey=True),
     "6": rules_by_workers,
-    "8": partial(beside, dress=(_final, _mean_pi), how=marks),
+    "8": partial(beside, dress=(_final, _mean_pi), how=style.marks),
     "9-10": medians,
     "conventions": partial(beside, dress=_LOSS_AND_PI, height=3.2, columns=4),
-    "straggler": partial(beside, dress=(_noted(""),), colours=_two(GREY, BLUE), sharey=True),
-    "churn": partial(beside, dress=(_noted("training loss"), _staleness), colours=_two(GREY, BLUE)),
+    "straggler": partial(beside, dress=(_noted(""),), colours=_two(style.GREY, style.BLUE), sharey=True),
+    "churn": partial(beside, dress=(_noted("training loss"), _staleness), colours=_two(style.GREY, style.BLUE)),
     "proxies": partial(beside, dress=_LOSS_AND_PI, height=3.2, columns=2),
     "beyond": errors,
 }
@@ -240,4 +222,4 @@ def draw_figure(name: str, measured: list[Measured], folder: Path) -> None:
     if measured:
         CONTENT[name](measured).save(stored)
     if stored.exists():
-        save(PICTURES[name](Content.load(stored)), stored.with_suffix(".png"))
+        style.save(PICTURES[name](Content.load(stored)), stored.with_suffix(".png"))

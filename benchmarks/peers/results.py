@@ -157,16 +157,7 @@ def as_table(results: Results, cell: Cell) -> str:
     """The contenders of one cell, the fastest first."""
     rows = results.rows(cell)
     peer = _peer("gem")(rows)
-    heads = [
-        str(cell),
-        "round trips/s",
-        "lowest..highest",
-        "of the best GEM",
-        "server CPU ms",
-        "worker's",
-        "p50 ms",
-        "p99 ms",
-    ]
+    heads = [str(cell), "round trips/s", "lowest..highest", "of the best GEM", "server CPU ms", "worker's", "p50 ms", "p99 ms"]
     return table(heads, (
         [
             row.label, short(row.rate), "..".join(map(short, row.spread)), spread(row.ratio_to(peer)) if peer else "–",

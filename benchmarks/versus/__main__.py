@@ -26,10 +26,6 @@ _QUICK_PROFILES = ("equal", "noisy", "straggler")
 @click.option("--quick", is_flag=True,
               help="A rough look in ten minutes: the transformer, 8 workers, three profiles, one seed.")  # fmt: skip
 @click.option("--only", multiple=True, type=click.Choice(list(contenders())), help="Contenders to run.")
-@click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)), help="Kinds of clusters.")
-@click.option("--model", "models", multiple=True, type=click.Choice(list(GOALS)), help="Models; the convnet needs --data.")
-@click.option("--workers", "widths", multiple=True, type=int, help="Numbers of workers.")
-@click.option("--seeds", type=click.IntRange(1), default=3, help="Seeds of each profile.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
               help="Folder for results.json, figure and page; runs whose results are in it are not repeated.  "
               f"[default: {_OUT}; with --quick {_QUICK_OUT}]")  # fmt: skip
@@ -39,18 +35,14 @@ _QUICK_PROFILES = ("equal", "noisy", "straggler")
 @click.option("--draw-only", is_flag=True, help="Run nothing; draw and describe the existing results.")
 @interruptible()
 def main(
-    quick: bool, only: tuple[str, ...], profiles: tuple[str, ...], models: tuple[str, ...], widths: tuple[int, ...], seeds: int,
-    out: Path | None, data: Path | None, only_exchanges: bool, draw_only: bool,
-) -> None:  # fmt: skip
+    quick: bool, only: tuple[str, ...], out: Path | None, data: Path | None, only_exchanges: bool, draw_only: bool
+) -> None:
     """Measures how soon each contender reaches a held-out loss, in kinds of clusters that real processes with simulated compute
     times stand for. Ctrl-C ends it; the same command continues later."""
-    if "convnet" in models and data is None:
-        raise click.UsageError("the convnet needs --data DIR, the folder of MNIST's four IDX files")
     if quick:
-        only, profiles, widths = only or tuple(QUICK_RATES), profiles or _QUICK_PROFILES, widths or (8,)
-        choice = Choice(only, ("transformer",), profiles, widths, 1, quick=True)
+        choice = Choice(only or tuple(QUICK_RATES), ("transformer",), _QUICK_PROFILES, (8,), 1, quick=True)
     else:
-        choice = Choice(only, models or tuple(name for name in GOALS if data or name != "convnet"), profiles, widths, seeds)
+        choice = Choice(only, tuple(name for name in GOALS if data or name != "convnet"))
     out = out or (_QUICK_OUT if quick else _OUT)
     try:
         store = stored(out / "results.json")

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.figure import Figure
 
+from benchmarks import tuning
 from benchmarks.finals import __main__ as whole_trainings
 from benchmarks.finals import plan
 from benchmarks.finals import runs as finals
@@ -119,7 +120,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "page"),
     [("versus", "README.md"), ("versus", "simulated.md"), ("versus", "finals.md"), ("many-workers", "README.md"),
-     ("unequal-data", "README.md")],
+     ("unequal-data", "README.md"), ("tuning", "README.md")],
 )  # fmt: skip
 def test_a_page_of_results_is_drawn_from_what_is_stored(
     name: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,8 +131,8 @@ def test_a_page_of_results_is_drawn_from_what_is_stored(
     elif page == "finals.md":
         monkeypatch.setattr(whole_trainings, "RESULTS", folder)
         whole_trainings._write(finals.stored(folder / "finals.json"))
-    elif name in ("many-workers", "unequal-data"):
-        drawn({"many-workers": many_workers, "unequal-data": unequal_data}[name], folder, monkeypatch)
+    elif name != "versus":
+        drawn({"many-workers": many_workers, "unequal-data": unequal_data, "tuning": tuning}[name], folder, monkeypatch)
     else:
         assert CliRunner().invoke(versus, ["--draw-only", "--out", str(folder)], catch_exceptions=False).exit_code == 0
     assert (folder / page).read_text(encoding="utf-8") == (RESULTS / name / page).read_text(encoding="utf-8")

@@ -80,7 +80,4 @@ def _join(place: Place, rank: int) -> None:
     )
 
 
-GLOO = (
-    Gloo("gloo-gem", "authors' exchange on gloo, GEM"),
-    Gloo("gloo-add", "authors' exchange on gloo, plain add", "add"),
-)
+GLOO = (Gloo("gloo-gem", "authors' exchange on gloo, GEM"), Gloo("gloo-add", "authors' exchange on gloo, plain add", "add"))

@@ -126,7 +126,7 @@ class OwnSteps(Asynchronous):
         self._adams: dict[int, Adam] = {}
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
-        delta = -F(self.rate) * self._adams.setdefault(worker, Adam(gradient.size)).direction(gradient, point)
+        delta: Vector = -F(self.rate) * self._adams.setdefault(worker, Adam(gradient.size)).direction(gradient, point)
         if self.shrink:
             delta = delta / F(math.sqrt(workers))
         kappa = self.kappa * (math.sqrt(workers) if self.root else 1.0)
