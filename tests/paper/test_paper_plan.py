@@ -8,7 +8,6 @@ from typing import Any
 
 from gem_worker.launcher.cli import main as gem_train
 
-from benchmarks.paper import staged
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import EFFECTIVE_BATCH, FIGURES, Scale, experiments
 from benchmarks.paper.runner import command
@@ -54,8 +53,6 @@ def test_a_rule_with_local_steps_makes_fewer_commits_of_the_same_gradients() -> 
 def test_the_command_lines_have_options_that_the_commands_know() -> None:
     for experiment in experiments(["1", "6", "8", "conventions"], FULL):
         assert unknown(experiment, gem_train) == []
-    for experiment in experiments(["straggler", "churn"], FULL):
-        assert unknown(experiment, staged.main) == []
 
 
 def unknown(experiment: Experiment, target: Any) -> list[str]:
