@@ -33,8 +33,9 @@ def missing(parts: Sequence[str], data: Path | None) -> Iterator[tuple[str, Call
             yield str(case), partial(rivals.make_and_keep, case, task, held)
     tuned = rivals.stored(RESULTS / "rivals.json")
     for trial in rivals.trials():
-        if f"rivals-{rivals.workers_of(trial)}" in parts:
-            yield f"the best rate of {trial}", partial(rivals.tune_and_keep, trial, task, tuned)
+        if f"rivals-{(workers := rivals.workers_of(trial))}" in parts:
+            name = f"{rivals.label(trial)}, {workers} workers, spread {trial.spread:g}"
+            yield name, partial(rivals.tune_and_keep, trial, task, tuned)
 
 
 def draw() -> Path:
