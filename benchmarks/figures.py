@@ -19,24 +19,18 @@ from benchmarks.finals.runs import stored as stored_finals
 from benchmarks.lib.style import save
 from benchmarks.many_workers import figures as many_workers
 from benchmarks.many_workers import runs as many_runs
-from benchmarks.models import figures as models
-from benchmarks.models.measure import stored as stored_models
-from benchmarks.paper.figures.content import Content
-from benchmarks.paper.figures.pictures import PICTURES
+from benchmarks.paper.content import Content
+from benchmarks.paper.pictures import PICTURES
 from benchmarks.peers import picture as peers
 from benchmarks.peers.results import Results as PeersResults
 from benchmarks.server import soak
-from benchmarks.unequal_data import figures as unequal_data
+from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
 from benchmarks.versus import figure as versus
 from benchmarks.versus.measure import stored as stored_versus
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
-
-
-def _models(draw: Callable[..., Figure | None]) -> Figure | None:
-    return draw(stored_models(RESULTS / "models/results.json").get)
 
 
 def _many(draw: Callable[..., Figure]) -> Figure:
@@ -54,18 +48,16 @@ def _soak() -> Figure:
 
 
 def _versus() -> Figure | None:
-    store = stored_versus(RESULTS / "versus/results.json", 400.0)
+    store = stored_versus(RESULTS / "versus/results.json")
     return versus.figure(store.get, store.head["limit"])
 
 
 FIGURES: dict[str, Callable[[], Figure | None]] = {
     **{f"results/paper/{name}.png": partial(_paper, name) for name in PICTURES},
-    "results/models/rates.png": partial(_models, models.rates),
-    "results/models/workers.png": partial(_models, models.workers),
     "results/many-workers/order.png": partial(_many, many_workers.order),
     "results/many-workers/energies.png": partial(_many, many_workers.energies),
     "results/many-workers/number.png": partial(_many, partial(many_workers.counts, numbers=many_runs.COUNTS)),
-    "results/unequal-data/unequal-data.png": lambda: unequal_data.draw(
+    "results/unequal-data/unequal-data.png": lambda: unequal_data.figure(
         unequal_runs.stored(RESULTS / "unequal-data/results.json")
     ),
     "results/versus/versus.png": _versus,

@@ -5,24 +5,22 @@ Ten simulated workers in one process, in random order, with the server's own rul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import click
 import numpy as np
-import torch
 from gem_api.framing import ChunkView
 from gem_api.held_theta import HeldTheta
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Vector
-from gem_api.process.lifetime import interruptible
 from gem_api.wire import WIRE_FORMATS, Format, ThetaFormat
 from gem_worker.tasks import load_task
 
 from benchmarks.lib.results import Store
-from benchmarks.lib.runs import make_missing
+from benchmarks.lib.runs import study
 from benchmarks.many_workers.order import simulated
 from benchmarks.many_workers.simulation import train
 from benchmarks.paper.experiments import Experiment
@@ -98,27 +96,25 @@ def measure(case: Case, data: Path | None) -> Outcome:
     return Outcome(rows[-1]["test_loss"], rows[-1]["accuracy"])
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@interruptible()
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with MNIST's four files.")
-@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one. [all]")
-def main(data: Path | None, tasks: tuple[str, ...]) -> None:
-    """Makes the runs that have no result yet, then prints the table. All take half an hour on one core."""
-    torch.set_num_threads(1)
-    store = Store(STORED, "case", Case, vars, lambda case, row: Outcome(**row))
+def stored() -> Store[Case, Outcome]:
+    return Store(STORED, "case", Case, vars, lambda case, row: Outcome(**row))
 
-    def missing() -> Iterator[tuple[str, Case]]:
-        cases = [Case(task, pair, seed) for seed in SEEDS for task in tasks or TASKS for pair in PAIRS]
-        yield from ((str(case), case) for case in cases if case not in store)
+
+def missing(tasks: Sequence[str], data: Path | None) -> Iterator[tuple[str, Callable[[], str]]]:
+    store = stored()
 
     def make(case: Case) -> str:
         store.add(case, found := measure(case, data))
         return str(found)
 
-    make_missing(missing(), make, partial(_table, store))
+    for case in (Case(task, pair, seed) for seed in SEEDS for task in tasks for pair in PAIRS):
+        if case not in store and (data is not None or case.task != "MNIST"):
+            yield str(case), partial(make, case)
 
 
-def _table(store: Store[Case, Outcome]) -> Path:
+def show() -> Path:
+    """Prints the table."""
+    store = stored()
     click.echo("task          gradients/θ          loss, each seed            accuracy, %, each seed")
     for task in TASKS:
         for pair in PAIRS:
@@ -128,6 +124,9 @@ def _table(store: Store[Case, Outcome]) -> Path:
             click.echo(f"{task:12}  {pair:19}  {losses:26} {'  '.join(f'{100 * each.accuracy:.2f}' for each in found)}")
     return STORED
 
+
+about = "Makes the runs that have no result yet, then prints the table. All take half an hour on one core."
+main = study(about, TASKS, missing, show)
 
 if __name__ == "__main__":
     main()

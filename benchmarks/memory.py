@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from gem_client import connect
 from gem_client.run import membership
 from gem_ctl.planning.plan import Setup, plan
 
+from benchmarks.lib import machine
 from benchmarks.lib.processes import resident_bytes, server
 
 WIDTH = 3_200  # P = WIDTH², 41 MB an array
@@ -113,15 +113,9 @@ def measure_server(optimizer: str, workers: int) -> int:
     return measured
 
 
-def available_bytes() -> int:
-    """Memory that this machine can give."""
-    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    return 1024 * int(line.split()[1])
-
-
 def row(optimizer: str, workers: int) -> str:
     planned = plan(Setup(CROWDED, workers, compute_seconds=1.0, optimizer=optimizer)).server_bytes
-    if planned + 10 * CROWDED * 4 > available_bytes():
+    if planned + 10 * CROWDED * 4 > machine.available_bytes():
         return f"| {optimizer} | {workers} | this machine has too little | {planned / 1e6:,.0f} | |"
     measured = measure_server(optimizer, workers)
     return f"| {optimizer} | {workers} | {measured / 1e6:,.0f} | {planned / 1e6:,.0f} | {measured / planned:.2f} |"

@@ -22,11 +22,13 @@ import click
 from gem_api.wire import WIRE_FORMATS
 
 from benchmarks.lib import wire
-from benchmarks.lib.measuring import interleaved, measurement, middle
+from benchmarks.lib.measuring import heads, interleaved, measurement, medians
+from benchmarks.lib.page import row, table
 from benchmarks.lib.processes import Load, measure, server
 from benchmarks.lib.results import write_json
 
-_HEAD = "parameters  workers   rtt ms  format            commits/s   up Mbit/s   down Mbit/s   p50 ms   p99 ms   iperf3 --bidir"
+_FIGURES = ("rate", "up", "down", "p50", "p99")
+_HEADS = ("parameters", "workers", "rtt ms", "gradients/θ", *heads(_FIGURES), "iperf3 --bidir, Mbit/s")
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ class Kind:
 
     def bits(self, form: str) -> int:
         """The bits of a vector in a format."""
-        found = WIRE_FORMATS[form]
-        return 8 * found.nbytes(self.parameters)
+        return 8 * WIRE_FORMATS[form].nbytes(self.parameters)
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,11 @@ class Carried:
 @click.option(
     "--rtt", type=float, multiple=True, default=(0.0, 20.0), help="Milliseconds from a worker to the server and back."
 )
-@click.option("--loss", type=float, default=0.0, help="Share of packets that are lost, each way; the wire is slower then.")
 @click.option("--gradient-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of gradients.")
 @click.option("--theta-dtype", type=click.Choice(list(WIRE_FORMATS)), default="float32", help="Format of θ.")
 def main(
     parameters: tuple[int, ...], workers: tuple[int, ...], seconds: float, repeats: int, out: Path, bandwidth: float,
-    rtt: tuple[float, ...], loss: float, gradient_dtype: str, theta_dtype: str,
+    rtt: tuple[float, ...], gradient_dtype: str, theta_dtype: str,
 ) -> None:  # fmt: skip
     """Measures every combination against a fresh server, without model compute; medians of the repeats."""
     if not wire.possible():
@@ -95,15 +95,13 @@ def main(
     kinds = [
         Kind(size, count, each / 1000, gradient_dtype, theta_dtype) for each in rtt for size in parameters for count in workers
     ]
-    measured = interleaved(kinds, repeats, partial(_measure, bandwidth * 1e6, loss, seconds))
-    click.echo(_HEAD)
-    for kind, carried in measured.items():
-        click.echo(_line(kind, carried))
+    measured = interleaved(kinds, repeats, partial(_measure, bandwidth * 1e6, seconds))
+    click.echo(table(_HEADS, (_cells(kind, carried) for kind, carried in measured.items())))
     write_json(out, [_figures(one) for several in measured.values() for one in several])
 
 
-def _measure(bandwidth: float, loss: float, seconds: float, kind: Kind) -> Carried:
-    with _wire(bandwidth, kind.rtt / 2, loss) as folder:
+def _measure(bandwidth: float, seconds: float, kind: Kind) -> Carried:
+    with _wire(bandwidth, kind.rtt / 2) as folder:
         plain = _plain(folder, min(seconds, 5.0))
         with server(host=wire.NEAR) as (address, _):
             load = measure(
@@ -111,15 +109,15 @@ def _measure(bandwidth: float, loss: float, seconds: float, kind: Kind) -> Carri
                 gradient_dtype=kind.gradient, theta_dtype=kind.theta,
             )  # fmt: skip
     carried = Carried(kind, load, plain)
-    click.echo(_line(kind, [carried]), err=True)
+    click.echo(row(_cells(kind, [carried])), err=True)
     return carried
 
 
 @contextmanager
-def _wire(bandwidth: float, delay: float, loss: float) -> Iterator[Path]:
+def _wire(bandwidth: float, delay: float) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        carrier = mp.get_context("spawn").Process(target=wire.run, args=(folder, bandwidth, delay, loss), daemon=True)
+        carrier = mp.get_context("spawn").Process(target=wire.run, args=(folder, bandwidth, delay), daemon=True)
         carrier.start()
         try:
             while not wire.is_up(folder):
@@ -157,20 +155,14 @@ def _iperf(folder: Path, seconds: float) -> tuple[float, float]:
     raise click.ClickException(f"iperf3: {ended['error']}")
 
 
-def _line(kind: Kind, measured: list[Carried]) -> str:
-    form = kind.gradient if kind.gradient == kind.theta else f"{kind.gradient}/{kind.theta}"
-    plain = [one.plain for one in measured if one.plain]
-    beside = f"{plain[0][0] / 1e6:8.0f} / {plain[0][1] / 1e6:.0f}" if plain else "  not installed"
-    return (
-        f"{kind.parameters:10,}  {kind.workers:7}  {1000 * kind.rtt:7.0f}  {form:16}  {middle(measured, 'rate'):9.2f}  "
-        f"{middle(measured, 'up') / 1e6:10.0f}  {middle(measured, 'down') / 1e6:12.0f}  {1000 * middle(measured, 'p50'):7.0f}  "
-        f"{1000 * middle(measured, 'p99'):7.0f}  {beside}"
-    )
+def _cells(kind: Kind, measured: list[Carried]) -> list[object]:
+    plain = next((f"{one.plain[0] / 1e6:.0f} / {one.plain[1] / 1e6:.0f}" for one in measured if one.plain), "not installed")
+    form = f"{kind.gradient}/{kind.theta}"
+    return [f"{kind.parameters:,}", kind.workers, f"{1000 * kind.rtt:g}", form, *medians(measured, _FIGURES), plain]
 
 
 def _figures(one: Carried) -> dict[str, object]:
-    names = ("rate", "up", "down", "p50", "p99", "plain")
-    return {**vars(one.kind), **{name: getattr(one, name) for name in names}}
+    return {**vars(one.kind), **{name: getattr(one, name) for name in (*_FIGURES, "plain")}}
 
 
 if __name__ == "__main__":

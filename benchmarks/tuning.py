@@ -12,14 +12,14 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
 import gem_client
 import numpy as np
 import structlog
@@ -35,8 +35,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from benchmarks.lib.launch import RunFailed
+from benchmarks.lib.page import row
 from benchmarks.lib.results import Store, plain
-from benchmarks.lib.runs import make_missing
+from benchmarks.lib.runs import study
 from benchmarks.lib.style import BLUE, panels, save, styled
 
 RESULTS = Path(__file__).parents[1] / "docs/results/tuning"
@@ -218,7 +219,7 @@ def draw(runs: dict[Choice, Run]) -> Figure:
     return figure
 
 
-def row(choice: Choice, run: Run) -> str:
+def table_row(choice: Choice, run: Run) -> str:
     """A line of the page's table."""
     matched = choice.rule == "gem"
     method = f"{choice.rule} {choice.optimizer}" + (f", λ {choice.local_steps}" if choice.local_steps > 1 else "")
@@ -226,8 +227,7 @@ def row(choice: Choice, run: Run) -> str:
     kappa = f"{choice.hyperparameters().kappa:g}" if matched else "–"
     pi = f"{run['pi_median']:.3f}" if matched and run["pi_median"] is not None else "–"
     loss = "–" if run["final_loss"] is None else f"{run['final_loss']:.3f}"
-    cells = [method, workers, f"{choice.learning_rate:g}", kappa, f"{100 * run['test_accuracy']:.2f}", loss, pi]
-    return f"| {' | '.join(cells)} |"
+    return row([method, workers, f"{choice.learning_rate:g}", kappa, f"{100 * run['test_accuracy']:.2f}", loss, pi])
 
 
 def write_page(runs: dict[Choice, Run], folder: Path) -> Path:
@@ -238,7 +238,7 @@ def write_page(runs: dict[Choice, Run], folder: Path) -> Path:
     )
     order.sort(key=lambda choice: (choice.rule != "gem", choice.optimizer))
     page = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").format(
-        rows="\n".join(row(choice, runs[choice]) for choice in order), batch=BATCH,
+        rows="\n".join(table_row(choice, runs[choice]) for choice in order), batch=BATCH,
         parameters=sum(parameter.numel() for parameter in make_model().parameters()),
     )  # fmt: skip
     (folder / "README.md").write_text(page, encoding="utf-8")
@@ -247,24 +247,23 @@ def write_page(runs: dict[Choice, Run], folder: Path) -> Path:
     return folder / "README.md"
 
 
-@click.command()
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with MNIST's four files.")
-def main(data: Path | None) -> None:
-    """Makes the runs that have no result yet, if --data names MNIST, then draws the page and the picture."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    torch.set_num_threads(1)
-    runs = stored()
+def missing(parts: Sequence[str], data: Path | None) -> Iterator[tuple[str, Callable[[], str]]]:
     if data is None:
-        write_page(runs, RESULTS)
         return
-    training, test = read_mnist(data, "train"), read_mnist(data, "t10k")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    runs, training, test = stored(), read_mnist(data, "train"), read_mnist(data, "t10k")
 
     def make(choice: Choice) -> str:
         runs.add(choice, measure(choice, training, test))
-        return row(choice, runs[choice])
+        return table_row(choice, runs[choice])
 
-    make_missing(((str(choice), choice) for choice in plan() if choice not in runs), make, lambda: write_page(runs, RESULTS))
+    for choice in plan():
+        if choice not in runs:
+            yield str(choice), partial(make, choice)
 
+
+about = "Makes the runs that have no result yet, if --data names MNIST, then draws the page and the picture."
+main = study(about, (), missing, lambda: write_page(stored(), RESULTS))
 
 if __name__ == "__main__":
     main()

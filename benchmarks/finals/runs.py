@@ -16,6 +16,7 @@ from benchmarks.finals import apart, together
 from benchmarks.finals.clock import OVERHEAD, SIZES, Clock, Policy
 from benchmarks.finals.held_out import Tagger, Trees
 from benchmarks.lib.results import Store, plain
+from benchmarks.lib.runs import settings_of as parsed
 from benchmarks.versus.models import GOALS, Problem
 from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.simulated.engine import DIVERGED, Network
@@ -143,7 +144,7 @@ def make(run: Run, problem: Problem) -> Outcome:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    return {name: _value(text) for name, _, text in (each.partition("=") for each in run.settings.split())}
+    return parsed(run.settings)
 
 
 def take_policy(given: dict[str, Any]) -> Policy:
@@ -154,13 +155,3 @@ def take_policy(given: dict[str, Any]) -> Policy:
 def take_team(given: dict[str, Any]) -> together.Team:
     """Removes who takes part in a round from the settings."""
     return together.Team(given.pop("team", "all"), int(given.pop("first", 0)), int(given.get("steps", 1)))
-
-
-def _value(text: str) -> Any:
-    words: dict[str, Any] = {"True": True, "False": False}
-    if text in words:
-        return words[text]
-    try:
-        return float(text) if "." in text or "e" in text else int(text)
-    except ValueError:
-        return text

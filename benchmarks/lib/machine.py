@@ -33,18 +33,6 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return sum(int(fields[11]) + int(fields[12]) for fields in map(_stat, pids) if fields) / _TICKS
 
 
-def memory_bytes(pids: Iterable[int]) -> int:
-    """Memory that these processes hold, without program code: all private pages, and the shared ones of the largest sharer."""
-    private, shared = 0, [0]
-    for pid in pids:
-        with suppress(OSError):
-            lines = (line.split() for line in (_PROC / str(pid) / "status").read_text().splitlines())
-            kilobytes = {words[0]: int(words[1]) for words in lines if words and words[0] in ("RssAnon:", "RssShmem:")}
-            private += kilobytes["RssAnon:"]
-            shared.append(kilobytes["RssShmem:"])
-    return 1024 * (private + max(shared))
-
-
 def available_bytes() -> int:
     """Memory that new processes can use without swapping."""
     lines = (_PROC / "meminfo").read_text().splitlines()

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import click
 from gem_api.process.lifetime import interruptible
 
+from benchmarks.lib.page import short
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -22,6 +24,11 @@ _HELP = {
     "folder": "Folder on the disk to measure.",
     "out": "Where the figures are written.",
 }
+HEADS = {  # of a column with a figure, and what the figure is multiplied by
+    "rate": ("commits/s", 1.0), "p50": ("p50 ms", 1e3), "p99": ("p99 ms", 1e3), "server_cpu": ("server CPU ms", 1e3),
+    "server_bytes": ("server MiB", 2**-20), "bytes_per_session": ("MiB a session", 2**-20), "up": ("up Mbit/s", 1e-6),
+    "down": ("down Mbit/s", 1e-6),
+}  # fmt: skip
 _SHORT = {"parameters": ["-P"], "workers": ["-W"]}
 
 
@@ -60,6 +67,15 @@ def middle(of: Iterable[Any], figure: str) -> float:
     return float(median(getattr(each, figure) for each in of))
 
 
+def medians(of: Sequence[Any], figures: Iterable[str]) -> list[str]:
+    """The cells of a table, in the units of `HEADS`."""
+    return [short(HEADS[figure][1] * middle(of, figure)) for figure in figures]
+
+
+def heads(figures: Iterable[str]) -> list[str]:
+    return [HEADS[figure][0] for figure in figures]
+
+
 def ratio(of: Iterable[Any], to: Iterable[Any], figure: str = "rate") -> tuple[float, float, float]:
     """Median, lowest and highest ratio of a figure, one for each repeat."""
     ratios = [getattr(one, figure) / getattr(other, figure) for one, other in zip(of, to, strict=True)]
@@ -71,6 +87,6 @@ def spread(ratio: tuple[float, float, float]) -> str:
     return f"{ratio[0]:.2f} ({ratio[1]:.2f}..{ratio[2]:.2f})"
 
 
-def verdict(what: str, limit: str, measured: str, met: bool) -> str:
-    """A line that compares a measurement with its target."""
-    return f"{what}: {limit}, measured {measured}: {'met' if met else 'NOT met'}"
+def verdict(what: str, least: float, found: tuple[float, float, float]) -> str:
+    """A line that compares a ratio with its target."""
+    return f"{what}: at least {least:g}, measured {spread(found)}: {'met' if found[0] >= least else 'NOT met'}"

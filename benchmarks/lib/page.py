@@ -15,6 +15,11 @@ def row(cells: Sequence[object]) -> str:
     return "".join(f"| {cell} " if cell != "" else "| " for cell in cells) + "|"
 
 
+def short(value: float) -> str:
+    """A number with three significant digits, or all before the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def count(number: int, what: str = "worker") -> str:
     """A number with its noun: 1 worker, 2 workers."""
     return f"{number} {what}{'s' if number != 1 else ''}"

@@ -84,15 +84,7 @@ def server(
         settings: Settings that have no option.
     """
     address = f"{host}:{port or free_port()}"
-    command = [
-        sys.executable,
-        "-m",
-        "gem_server",
-        f"--listen={address}",
-        "--metrics-listen=",
-        f"--rule={rule}",
-        *options,
-    ]
+    command = [sys.executable, "-m", "gem_server", f"--listen={address}", "--metrics-listen=", f"--rule={rule}", *options]
     environment = os.environ | as_environment({"lane_listen": f"{host}:0", "memory_limit": 0} | settings)
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
     try:

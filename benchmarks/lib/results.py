@@ -41,6 +41,16 @@ def plain(value: float | None, digits: int = 6) -> float | None:
     return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
 
 
+def finite(found: Any) -> Row:
+    """The fields of a dataclass of numbers, with null for what JSON lacks."""
+    return {name: plain(value) for name, value in vars(found).items()}
+
+
+def restored(row: Row, **missing: float) -> dict[str, float]:
+    """The fields of `finite`; null is NaN, or as `missing` says."""
+    return {name: missing.get(name, math.nan) if value is None else value for name, value in row.items()}
+
+
 class Store(dict[K, V]):
     """Results by their settings, in a file with a row for each.
 

@@ -1,8 +1,8 @@
 """A link between machines, on one machine: a rate, a delay and a queue, between this network and a namespace of its own.
 
-It runs in user space, on two TUN devices, because not every kernel has netem. It needs Linux and root. Without loss, the system
-passes the segments of up to 64 KiB of a stream on as one packet, as to a network card that divides them itself: that costs a
-twentieth of the processor time.
+It runs in user space, on two TUN devices, because not every kernel has netem. It needs Linux and root. The system passes the
+segments of up to 64 KiB of a stream on as one packet, as to a network card that divides them itself: that costs a twentieth of
+the processor time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import random
 import select
 import shutil
 import struct
@@ -39,22 +38,19 @@ class Direction:
     Args:
         rate: Bits per second.
         delay: Seconds.
-        loss: The share of packets that are lost.
         longest: Seconds that a packet may wait for those before it; if it would wait longer, it is lost.
     """
 
     rate: float
     delay: float
-    loss: float = 0.0
     longest: float = 0.1
-    _random: random.Random = field(default_factory=lambda: random.Random(1), init=False)
     _free: float = field(default=0.0, init=False)
     _packets: deque[tuple[float, bytes]] = field(default_factory=deque, init=False)
 
     def put(self, packet: bytes, now: float) -> None:
         """Takes a packet in, with the header before it."""
         begin = max(now, self._free)
-        if begin - now <= self.longest and self._random.random() >= self.loss:
+        if begin - now <= self.longest:
             self._free = begin + 8 * size_on_wire(packet) / self.rate
             self._packets.append((self._free + self.delay, packet))
 
@@ -86,21 +82,20 @@ def possible() -> bool:
     return tried.returncode == 0
 
 
-def run(folder: Path, rate: float, delay: float, loss: float = 0.0) -> None:
+def run(folder: Path, rate: float, delay: float) -> None:
     """Carries packets until the process ends. Once both ends are up, other processes may `enter`.
 
     Args:
         folder: Receives a file that `enter` reads.
         rate: Bits per second, in each direction.
         delay: Seconds from end to end, one way.
-        loss: The share of packets that are lost in each direction.
     """
-    near = _opened(NEAR, whole=not loss)
+    near = _opened(NEAR)
     _call("unshare", _NEW_NETWORK)
-    far = _opened(FAR, whole=not loss)
+    far = _opened(FAR)
     _place(folder).with_suffix(".part").write_text(str(os.getpid()))
     _place(folder).with_suffix(".part").rename(_place(folder))
-    _carry(near, far, Direction(rate, delay, loss), Direction(rate, delay, loss))
+    _carry(near, far, Direction(rate, delay), Direction(rate, delay))
 
 
 def is_up(folder: Path) -> bool:
@@ -139,13 +134,12 @@ def _read(source: int, direction: Direction) -> None:
             return
 
 
-def _opened(address: str, whole: bool) -> int:
+def _opened(address: str) -> int:
     """The device in this thread's namespace, up, with an address. Returns a descriptor for packets, each with a header before
-    it. If `whole`, a packet may be up to 64 KiB of a stream."""
+    it."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _SET_DEVICE, struct.pack("16sH22x", DEVICE.encode(), _TUN | _NO_PROTOCOL | _OFFLOAD_HEADER))
-    if whole:
-        fcntl.ioctl(device, _SET_OFFLOAD, _CHECKSUMS | _SEGMENTS)
+    fcntl.ioctl(device, _SET_OFFLOAD, _CHECKSUMS | _SEGMENTS)
     for arguments in (
         f"addr add {address}/30 dev {DEVICE}",
         f"link set {DEVICE} mtu {_LARGEST} txqueuelen 1000 up",

@@ -10,34 +10,22 @@ import numpy as np
 
 from benchmarks.lib import page as markdown
 from benchmarks.lib.style import save
-from benchmarks.many_workers import figures, in_step, rivals
+from benchmarks.many_workers import figures, rivals
+from benchmarks.many_workers import runs as made
 from benchmarks.many_workers.check import Comparison, checks_table
-from benchmarks.many_workers.runs import (
-    AGAINST,
-    COUNTS,
-    REMEDIES,
-    SEEDS,
-    SPREADS,
-    Runs,
-    experiment,
-    mean_leap,
-    order_cases,
-    under_all_seeds,
-)
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
 
 
-def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, held: rivals.Outcomes, folder: Path) -> Path:
+def write_page(runs: made.Runs, checks: list[Comparison], tuned: rivals.Outcomes, held: rivals.Outcomes, folder: Path) -> Path:
     """Writes README.md and its pictures, as far as the runs for them are there. Returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    if all(experiment(spread=spread, against=against) in runs for spread in SPREADS for against in AGAINST):
+    if all(made.experiment(spread=spread, against=against) in runs for spread in made.SPREADS for against in made.AGAINST):
         save(figures.order(runs), folder / "order.png")
         save(figures.energies(runs), folder / "energies.png")
-    counted = [
-        count for count in COUNTS if all(experiment(workers=count, spread=spread) in runs for spread in (LOCKSTEP, AT_RANDOM))
-    ]
+    both = (LOCKSTEP, AT_RANDOM)
+    counted = [n for n in made.COUNTS if all(made.experiment(workers=n, spread=spread) in runs for spread in both)]
     if len(counted) > 1:
         save(figures.counts(runs, counted), folder / "number.png")
     body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
@@ -46,48 +34,48 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, hel
         "remedies": _remedy_table(runs),
         "counts": _count_table(runs, counted),
         "checks": checks_table(checks),
-        "held": in_step.page_table(held, tuned),
+        "held": rivals.waiting_table(held, tuned),
         "rivals": rivals.table(tuned),
         "progress": rivals.progress(tuned),
         "seeds": _seeds(runs),
-        "varied": f"{stable_below(uniform_times(REMEDIES['both'].batch_variation), experiment().momentum):.0f}",
+        "varied": f"{stable_below(uniform_times(made.REMEDIES['both'].batch_variation), made.experiment().momentum):.0f}",
     }
     (folder / "README.md").write_text(body.format(**tables), encoding="utf-8")
     return folder / "README.md"
 
 
-def _order_table(runs: Runs) -> str:
+def _order_table(runs: made.Runs) -> str:
     heads = ["Spread", "The model: stable below c·η·h =", "Leap", "Accuracy", "Leap, `against=0.5`", "Accuracy"]
     rows = []
-    for spread in SPREADS:
-        limit = stable_below(gamma_times(spread), experiment().momentum)
-        cells = [_cells(runs, experiment(spread=spread, against=against)) for against in AGAINST]
+    for spread in made.SPREADS:
+        limit = stable_below(gamma_times(spread), made.experiment().momentum)
+        cells = [_cells(runs, made.experiment(spread=spread, against=against)) for against in made.AGAINST]
         rows.append([f"{spread:g}", _number(limit), *cells])
     return markdown.table(heads, rows)
 
 
-def _remedy_table(runs: Runs) -> str:
-    rows = ([name, _cells(runs, case)] for name, case in REMEDIES.items())
+def _remedy_table(runs: made.Runs) -> str:
+    rows = ([name, _cells(runs, case)] for name, case in made.REMEDIES.items())
     return markdown.table(["In lockstep, 100 workers", "Leap", "Accuracy"], rows)
 
 
-def _count_table(runs: Runs, counts: Iterable[int]) -> str:
-    rows = ([n, *(_cells(runs, experiment(workers=n, spread=spread)) for spread in (LOCKSTEP, AT_RANDOM))] for n in counts)
+def _count_table(runs: made.Runs, counts: Iterable[int]) -> str:
+    rows = ([n, *(_cells(runs, made.experiment(workers=n, spread=spread)) for spread in (LOCKSTEP, AT_RANDOM))] for n in counts)
     return markdown.table(["Workers", "Leap in lockstep", "Accuracy", "Leap at random times", "Accuracy"], rows)
 
 
-def _cells(runs: Runs, case: Experiment) -> str:
+def _cells(runs: made.Runs, case: Experiment) -> str:
     """Leap and accuracy, means over the seeds that are there; dashes if there is none."""
-    made = under_all_seeds(runs, case)
-    if not made:
+    found = made.under_all_seeds(runs, case)
+    if not found:
         return "– | –"
-    return f"{mean_leap(runs, case):.2f} | {100 * np.mean([run.accuracy for run in made]):.2f} %"
+    return f"{made.mean_leap(runs, case):.2f} | {100 * np.mean([run.accuracy for run in found]):.2f} %"
 
 
-def _seeds(runs: Runs) -> str:
+def _seeds(runs: made.Runs) -> str:
     """How many seeds the rows are the means of."""
-    missing = [case for case in order_cases() if case not in runs]
-    return f"{len(SEEDS)} seeds" if not missing else f"up to {len(SEEDS)} seeds; {len(missing)} runs are missing"
+    missing = [case for case in made.order_cases() if case not in runs]
+    return f"{len(made.SEEDS)} seeds" if not missing else f"up to {len(made.SEEDS)} seeds; {len(missing)} runs are missing"
 
 
 def _number(value: float) -> str:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import click
 import numpy as np
-from gem_worker.tasks import Task, load_task
+from gem_worker.tasks import Task
 
 from benchmarks.lib import page as markdown
-from benchmarks.lib.results import Store, plain
+from benchmarks.lib.results import Store, finite, restored
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, BASIC_RULES, LOCKSTEP
 from benchmarks.paper.simulated import run
 from benchmarks.paper.statistics import NOT_LEARNED
 
 CHOICE_SEED, SEEDS = 0, (1, 2, 3)  # rates and settings are chosen on the first, and reported on the others
+WAIT, WAITING_SEEDS = 0.15, (0, 1, 2)  # of the runs whose replies are held
 BATCH = 64  # of each worker
 SYNCHRONOUS = "synchronous, Nesterov's momentum"  # one worker, whose batch is that of all
 RATES = (0.005, 0.015, 0.05, 0.15, 0.5)
@@ -91,6 +88,11 @@ def first(setup: RuleSetup, workers: int, spread: float = AT_RANDOM) -> Experime
     )  # fmt: skip
 
 
+def waiting_cases(wait: float) -> list[Experiment]:
+    """The paper's rule in lockstep, with replies that are held; with a wait of 0 those of the rivals at the paper's rate."""
+    return [replace(first(RULES[0], n, LOCKSTEP), seed=seed, reply_wait=wait) for seed in WAITING_SEEDS for n in GRADIENTS]
+
+
 def synchronous(workers: int) -> Experiment:
     """The trial that all others are beside: every step has the mean gradient of all workers, which wait for each other."""
     return Experiment("mnist", "dana", 1, GRADIENTS[workers], batch_size=BATCH * workers, spread=LOCKSTEP, setting="simulated")
@@ -124,6 +126,11 @@ def measure(trial: Experiment, task: Task) -> Outcome:
     return Outcome(round(float(result.curves["loss"][-1]), 4), round(result.test_accuracy, 4))
 
 
+def make_and_keep(trial: Experiment, task: Task, store: Store[Experiment, Outcome]) -> str:
+    store.add(trial, outcome := measure(trial, task))
+    return str(outcome)
+
+
 def tune(trial: Experiment, known: Outcomes, measure: Measure) -> Experiment:
     """Finds the best rate, then the best settings at it, by the training loss of one seed: test data have no say. The grid of
     rates grows while the best is at an end. The best is then run with the other seeds.
@@ -153,43 +160,15 @@ def tune(trial: Experiment, known: Outcomes, measure: Measure) -> Experiment:
     return best
 
 
-def tune_all(data: Path, known: Store[Experiment, Outcome], processes: int) -> str:
-    """Tunes every rule, for each number of workers, with MNIST in the folder `data`.
+def tune_and_keep(trial: Experiment, task: Task, store: Store[Experiment, Outcome]) -> str:
+    """As `tune`. Each run is saved at once."""
 
-    Args:
-        data: Folder of MNIST's four files.
-        known: What has been measured already. New outcomes are added and saved.
-        processes: How many runs are made at the same time, each in a process of its own.
-    """
-    alone = threading.Lock()
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn) as pool, ThreadPoolExecutor(processes) as threads:
+    def measured(one: Experiment) -> Outcome:
+        click.echo(f"  {one}: {make_and_keep(one, task, store)}")
+        return store[one]
 
-        def measured(trial: Experiment) -> Outcome:
-            outcome = pool.submit(_measure_mnist, trial, data).result()
-            with alone:
-                known.add(trial, outcome)
-                click.echo(f"  {trial}: {outcome}")
-            return outcome
-
-        try:
-            for tuning in [threads.submit(tune, trial, known, measured) for trial in trials()]:
-                tuning.result()
-        except BaseException:  # Ctrl-C too: nobody waits for the runs that are under way
-            threads.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
-    return f"{len(known)} runs"
-
-
-def _measure_mnist(trial: Experiment, data: Path) -> Outcome:
-    return measure(trial, _mnist(data))
-
-
-@cache
-def _mnist(data: Path) -> Task:
-    return load_task("mnist", data)
+    best = tune(trial, store, measured)
+    return f"best rate {best.learning_rate:g} {best.rule_options}".strip()
 
 
 def best_known(known: Outcomes) -> list[Experiment]:
@@ -225,6 +204,18 @@ def table(known: Outcomes) -> str:
     return markdown.table(["Workers", "Order", "Rule", "Rates tried", "Best", "Test accuracy", "at the paper's 0.05"], rows)
 
 
+def waiting_table(held: Outcomes, at_once: Outcomes) -> str:
+    """Test accuracies under each seed, with replies that are held and at once."""
+    rows: list[list[object]] = []
+    for workers in GRADIENTS:
+        for name, known, wait in (("at once", at_once, 0.0), (f"held, `reply_wait` {WAIT}", held, WAIT)):
+            made = [known[each].accuracy for each in waiting_cases(wait) if each.workers == workers and each in known]
+            if made:
+                each = ", ".join(f"{100 * accuracy:.2f} %" for accuracy in made)
+                rows.append([workers, name, each, f"{100 * np.mean(made):.2f} %"])
+    return markdown.table(["Workers", "Replies", "Test accuracy", "Mean"], rows)
+
+
 def _alike(trial: Experiment) -> Experiment:
     """The same for all rates and settings of a row."""
     return replace(trial, learning_rate=0.0, rule_options="")
@@ -245,12 +236,4 @@ def _accuracies(found: list[Outcome]) -> str:
 
 def stored(path: Path) -> Store[Experiment, Outcome]:
     """The stored outcomes; what is not finite is null."""
-
-    def outcome(trial: Experiment, row: dict[str, float | None]) -> Outcome:
-        loss, accuracy = row["final_loss"], row["accuracy"]
-        return Outcome(math.inf if loss is None else loss, math.nan if accuracy is None else accuracy)
-
-    def encode(found: Outcome) -> dict[str, float | None]:
-        return {name: plain(value) for name, value in vars(found).items()}
-
-    return Store(path, "experiment", Experiment, encode, outcome)
+    return Store(path, "experiment", Experiment, finite, lambda trial, row: Outcome(**restored(row, final_loss=math.inf)))

@@ -104,7 +104,7 @@ def measure(case: Experiment, task: Task) -> Run:
     return Run(case, train(task, case.hyperparameters(), simulated(case), case.workers, case.workers))
 
 
-def measure_and_keep(case: Experiment, task: Task, store: Store[Experiment, Run]) -> str:
+def make_and_keep(case: Experiment, task: Task, store: Store[Experiment, Run]) -> str:
     """Makes a run and saves it."""
     store.add(case, run := measure(case, task))
     return f"leap {run.leap:.2f}, accuracy {100 * run.accuracy:.2f} %"

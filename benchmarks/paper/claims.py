@@ -11,21 +11,11 @@ from itertools import pairwise
 import numpy as np
 
 from benchmarks.lib.page import count
+from benchmarks.paper import statistics as stats
+from benchmarks.paper.content import TARGET_LOSS, TARGET_WINDOW
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.figures.content import TARGET_LOSS, TARGET_WINDOW
 from benchmarks.paper.plan import AT_RANDOM, PAPERS_STEPS, PAPERS_WORKERS
 from benchmarks.paper.results import Result
-from benchmarks.paper.statistics import (
-    Measured,
-    Spread,
-    accuracy,
-    failed,
-    final,
-    final_loss,
-    mean_pi,
-    seconds_to,
-    spread,
-)
 
 PAPERS_ACCURACY = 0.9938
 _ACCURACY_MARGIN = 0.001  # how far below the paper's accuracy a mean may be and still be called the same
@@ -58,63 +48,63 @@ class Claim:
 
     figure: str
     text: str
-    judge: Callable[[list[Measured]], Verdict | None]
+    judge: Callable[[list[stats.Measured]], Verdict | None]
 
 
 def _yes(holds: bool) -> Agreement:
     return Agreement.YES if holds else Agreement.NO
 
 
-def _of(measured: list[Measured], rule: str) -> list[Measured]:
+def _of(measured: list[stats.Measured], rule: str) -> list[stats.Measured]:
     """The lines of one rule, from the fewest workers to the most."""
     return _by_workers([each for each in measured if each.experiment.rule == rule])
 
 
-def _by_workers(measured: list[Measured]) -> list[Measured]:
+def _by_workers(measured: list[stats.Measured]) -> list[stats.Measured]:
     return sorted(measured, key=lambda each: each.experiment.workers)
 
 
-def _with_most_workers(measured: list[Measured], *rules: str) -> dict[str, Measured] | None:
+def _with_most_workers(measured: list[stats.Measured], *rules: str) -> dict[str, stats.Measured] | None:
     """Each rule's line with the most workers that any of them has; None where one has no such line."""
     most = max((each.experiment.workers for each in measured if each.experiment.rule in rules), default=0)
     lines = {each.experiment.rule: each for each in measured if each.experiment.workers == most}
     return {rule: lines[rule] for rule in rules} if lines.keys() >= set(rules) else None
 
 
-def _find(measured: list[Measured], fits: Callable[[Experiment], bool]) -> Measured | None:
+def _find(measured: list[stats.Measured], fits: Callable[[Experiment], bool]) -> stats.Measured | None:
     """The line with such settings; None where it was not run."""
     return next((each for each in measured if fits(each.experiment)), None)
 
 
-def _losses(measured: Sequence[Measured]) -> str:
+def _losses(measured: Sequence[stats.Measured]) -> str:
     """Final losses by number of workers."""
-    return "; ".join(_at(each, final_loss(each.results).text()) + _failures(each) for each in measured)
+    return "; ".join(_at(each, stats.final_loss(each.results).text()) + _failures(each) for each in measured)
 
 
-def _failures(each: Measured) -> str:
+def _failures(each: stats.Measured) -> str:
     """The number of failed runs, as text to append; empty if none failed."""
-    bad = failed(each.results)
+    bad = stats.failed(each.results)
     return f", {bad} of {len(each.results)} runs failed" if bad else ""
 
 
-def _at(each: Measured, value: str) -> str:
+def _at(each: stats.Measured, value: str) -> str:
     n = each.experiment.workers
     return f"{count(n)}: {value}"
 
 
-def _worst(each: Measured) -> float:
+def _worst(each: stats.Measured) -> float:
     """The mean final loss, infinite where a run did not learn."""
-    return math.inf if failed(each.results) else final_loss(each.results).mean
+    return math.inf if stats.failed(each.results) else stats.final_loss(each.results).mean
 
 
-def gem_learns(measured: list[Measured]) -> Verdict | None:
+def gem_learns(measured: list[stats.Measured]) -> Verdict | None:
     mine = _of(measured, "gem")
     if not mine:
         return None
-    return Verdict(f"final loss with {_losses(mine)}", _yes(not any(failed(each.results) for each in mine)))
+    return Verdict(f"final loss with {_losses(mine)}", _yes(not any(stats.failed(each.results) for each in mine)))
 
 
-def downpour_degrades(measured: list[Measured]) -> Verdict | None:
+def downpour_degrades(measured: list[stats.Measured]) -> Verdict | None:
     mine, most = _of(measured, "downpour"), _with_most_workers(measured, "downpour", "gem")
     if len(mine) < 2 or most is None:
         return None
@@ -122,49 +112,49 @@ def downpour_degrades(measured: list[Measured]) -> Verdict | None:
     return Verdict(f"final loss with {_losses(mine)}, test accuracy {_percent(mine[-1])}", _yes(worse))
 
 
-def adaptive_between(measured: list[Measured]) -> Verdict | None:
+def adaptive_between(measured: list[stats.Measured]) -> Verdict | None:
     most = _with_most_workers(measured, "gem", "adaptive", "downpour")
     if most is None:
         return None
     order = [_worst(each) for each in most.values()]
     agrees = Agreement.YES if order[0] < order[1] < order[2] else Agreement.PARTLY if order[0] < order[1] else Agreement.NO
-    words = "; ".join(f"{rule} {_percent(each)}, loss {final_loss(each.results).text()}" for rule, each in most.items())
+    words = "; ".join(f"{rule} {_percent(each)}, loss {stats.final_loss(each.results).text()}" for rule, each in most.items())
     return Verdict(f"{most['gem'].experiment.workers} workers, test accuracy and final loss: {words}", agrees)
 
 
-def hundred_workers(measured: list[Measured]) -> Verdict | None:
+def hundred_workers(measured: list[stats.Measured]) -> Verdict | None:
     if not measured:
         return None
     (each,) = measured
-    found, run = accuracy(each.results), each.experiment
+    found, run = stats.accuracy(each.results), each.experiment
     text = f"{_percent(each)} with {run.workers} workers, {run.steps} steps each{_failures(each)}"
     if (run.task, run.workers, run.steps) != ("mnist", PAPERS_WORKERS, PAPERS_STEPS):
         return Verdict(text, Agreement.UNKNOWN)
     return Verdict(
-        text, _yes(found.count > 0 and not failed(each.results) and found.mean >= PAPERS_ACCURACY - _ACCURACY_MARGIN)
+        text, _yes(found.count > 0 and not stats.failed(each.results) and found.mean >= PAPERS_ACCURACY - _ACCURACY_MARGIN)
     )
 
 
-def pi_falls_with_workers(measured: list[Measured]) -> Verdict | None:
+def pi_falls_with_workers(measured: list[stats.Measured]) -> Verdict | None:
     if len(measured) < 2:
         return None
     ordered = _by_workers(measured)
-    values = [mean_pi(each.results) for each in ordered]
+    values = [stats.mean_pi(each.results) for each in ordered]
     parts = [_at(each, value.text()) for each, value in zip(ordered, values, strict=True)]
     falls = all(after.mean < before.mean for before, after in pairwise(values))
     return Verdict(f"mean of the median π with {'; '.join(parts)}", _yes(falls))
 
 
-def pi_as_the_papers(measured: list[Measured]) -> Verdict | None:
+def pi_as_the_papers(measured: list[stats.Measured]) -> Verdict | None:
     workers, papers = _PAPERS_PI
     mine = _find(measured, lambda run: run.workers == workers)
     if mine is None:
         return None
-    value = mean_pi(mine.results)
+    value = stats.mean_pi(mine.results)
     return Verdict(_at(mine, value.text()), _yes(papers / _FACTOR <= value.mean <= papers * _FACTOR))
 
 
-def same_data(measured: list[Measured]) -> Verdict | None:
+def same_data(measured: list[stats.Measured]) -> Verdict | None:
     alone = _find(measured, lambda run: run.workers == 1)
     if alone is None or len(measured) < 2:
         return None
@@ -172,11 +162,11 @@ def same_data(measured: list[Measured]) -> Verdict | None:
     return Verdict(f"final loss with {_losses(measured)}", _yes(close))
 
 
-def less_time(measured: list[Measured]) -> Verdict | None:
+def less_time(measured: list[stats.Measured]) -> Verdict | None:
     if len(measured) < 2:
         return None
     ordered = _by_workers(measured)
-    times = [spread(seconds_to(result, TARGET_LOSS, TARGET_WINDOW) for result in each.results) for each in ordered]
+    times = [stats.spread(stats.seconds_to(result, TARGET_LOSS, TARGET_WINDOW) for result in each.results) for each in ordered]
     parts = [
         _at(each, f"{time.text('{:.1f}')} s" if time.count else "never") for each, time in zip(ordered, times, strict=True)
     ]
@@ -185,16 +175,16 @@ def less_time(measured: list[Measured]) -> Verdict | None:
     return Verdict(f"simulated time to a loss of {TARGET_LOSS} with {'; '.join(parts)}", _yes(falls))
 
 
-def against_sequential(column: Callable[[Result], float]) -> Callable[[list[Measured]], Verdict | None]:
+def against_sequential(column: Callable[[Result], float]) -> Callable[[list[stats.Measured]], Verdict | None]:
     """Judges GEM's loss at the end against the sequential baseline's."""
 
-    def judge(measured: list[Measured]) -> Verdict | None:
+    def judge(measured: list[stats.Measured]) -> Verdict | None:
         gem, base = _find(measured, lambda run: run.rule == "gem"), _find(measured, lambda run: run.rule == "momentum")
         if gem is None or base is None:
             return None
-        ours, theirs = (spread(column(result) for result in each.results) for each in (gem, base))
+        ours, theirs = (stats.spread(column(result) for result in each.results) for each in (gem, base))
         text = f"GEM with {_at(gem, ours.text())}{_failures(gem)}; sequential: {theirs.text()}{_failures(base)}"
-        return Verdict(text, _yes(not failed(gem.results) and ours.mean <= _SAME * theirs.mean))
+        return Verdict(text, _yes(not stats.failed(gem.results) and ours.mean <= _SAME * theirs.mean))
 
     return judge
 
@@ -203,18 +193,18 @@ def _validation_loss(result: Result) -> float:
     return math.nan if result.test_loss is None else result.test_loss
 
 
-def downpour_fails(measured: list[Measured]) -> Verdict | None:
+def downpour_fails(measured: list[stats.Measured]) -> Verdict | None:
     most = _with_most_workers(measured, "downpour", "gem")
     if most is None:
         return None
     gem, other = most["gem"], most["downpour"]
-    bad = failed(other.results)
+    bad = stats.failed(other.results)
     agrees = Agreement.YES if bad > len(other.results) / 2 else Agreement.PARTLY if bad else Agreement.NO
     text = f"{_percent(other)}, {bad} of {len(other.results)} failed; GEM {_percent(gem)}"
     return Verdict(_at(gem, text), agrees)
 
 
-def kappa_helps(measured: list[Measured]) -> Verdict | None:
+def kappa_helps(measured: list[stats.Measured]) -> Verdict | None:
     """For each number of workers, the κ with the lowest loss lies between 1 and the one that the paper calls suboptimal."""
     counts = _counts(measured)
     if not any(_KAPPA < each.experiment.kappa < _LARGER_KAPPA for each in measured):
@@ -224,7 +214,7 @@ def kappa_helps(measured: list[Measured]) -> Verdict | None:
     return Verdict(words, _for_all(_KAPPA < kappa < _LARGER_KAPPA for kappa in best)) if counts else None
 
 
-def larger_kappa_is_worse(measured: list[Measured]) -> Verdict | None:
+def larger_kappa_is_worse(measured: list[stats.Measured]) -> Verdict | None:
     worse, words = [], []
     for n in _counts(measured):
         mine = _with(measured, n)
@@ -233,27 +223,27 @@ def larger_kappa_is_worse(measured: list[Measured]) -> Verdict | None:
         if larger is None or not others:
             return None
         worse.append(_worst(larger) > _SAME * min(map(_worst, others)))
-        losses = [f"κ = {each.experiment.kappa:g}: {final_loss(each.results).text()}{_failures(each)}" for each in mine]
+        losses = [f"κ = {each.experiment.kappa:g}: {stats.final_loss(each.results).text()}{_failures(each)}" for each in mine]
         words.append(f"{count(n)}: {', '.join(losses)}")
     return Verdict("; ".join(words), _for_all(worse)) if words else None
 
 
-def larger_kappa_larger_pi(measured: list[Measured]) -> Verdict | None:
+def larger_kappa_larger_pi(measured: list[stats.Measured]) -> Verdict | None:
     rises, words = [], []
     for n in _counts(measured):
-        values = [mean_pi(each.results) for each in _with(measured, n)]
+        values = [stats.mean_pi(each.results) for each in _with(measured, n)]
         rises.append(all(after.mean > before.mean for before, after in pairwise(values)))
         words.append(f"{count(n)}: {', '.join(value.text() for value in values)}")
     return Verdict("; ".join(words), _for_all(rises)) if words else None
 
 
-def _counts(measured: list[Measured]) -> list[int]:
+def _counts(measured: list[stats.Measured]) -> list[int]:
     """The numbers of workers that have more than one line."""
     counts = [each.experiment.workers for each in measured]
     return sorted({n for n in counts if counts.count(n) > 1})
 
 
-def _with(measured: list[Measured], n: int) -> list[Measured]:
+def _with(measured: list[stats.Measured], n: int) -> list[stats.Measured]:
     """The lines of n workers, from the smallest κ to the largest."""
     return sorted((each for each in measured if each.experiment.workers == n), key=lambda each: each.experiment.kappa)
 
@@ -263,7 +253,7 @@ def _for_all(holds: Iterable[bool]) -> Agreement:
     return Agreement.YES if all(found) else Agreement.PARTLY if any(found) else Agreement.NO
 
 
-def tensors_differ(measured: list[Measured]) -> Verdict | None:
+def tensors_differ(measured: list[stats.Measured]) -> Verdict | None:
     means = {each.label: mean for each in measured if (mean := _tensor_means(each))}
     if not means:
         return None
@@ -274,36 +264,36 @@ def tensors_differ(measured: list[Measured]) -> Verdict | None:
     return Verdict("; ".join(words), _yes(all(max(mean.values()) > 1.2 * min(mean.values()) for mean in means.values())))
 
 
-def _tensor_means(each: Measured) -> dict[str, float]:
+def _tensor_means(each: stats.Measured) -> dict[str, float]:
     names = [name for name in each.results[0].tensors if name != "version"]
     return {name: float(np.nanmean(np.concatenate([run.tensors[name] for run in each.results]))) for name in names}
 
 
-def costs_at_most(drop: float, changed: Callable[[Experiment], bool]) -> Callable[[list[Measured]], Verdict | None]:
+def costs_at_most(drop: float, changed: Callable[[Experiment], bool]) -> Callable[[list[stats.Measured]], Verdict | None]:
     """Judges whether GEM's accuracy with a changed setting is at most so far below that with the usual ones."""
 
-    def judge(measured: list[Measured]) -> Verdict | None:
+    def judge(measured: list[stats.Measured]) -> Verdict | None:
         mine = _of(measured, "gem")
         usual, other = _find(mine, _usual), _find(mine, changed)
         if usual is None or other is None:
             return None
-        before, after = accuracy(usual.results), accuracy(other.results)
+        before, after = stats.accuracy(usual.results), stats.accuracy(other.results)
         text = "; ".join(f"{each.label}: {_percent(each)}{_failures(each)}" for each in mine)
-        held = _known(before, after) and after.mean >= before.mean - drop and not failed(other.results)
+        held = _known(before, after) and after.mean >= before.mean - drop and not stats.failed(other.results)
         return Verdict(text, _yes(held))
 
     return judge
 
 
-def more_workers_learn_more(measured: list[Measured]) -> Verdict | None:
+def more_workers_learn_more(measured: list[stats.Measured]) -> Verdict | None:
     """Of GEM's workers whose times vary: in as many steps, more of them get further."""
     mine = _by_workers([each for each in _of(measured, "gem") if each.experiment.spread == AT_RANDOM])
     if len(mine) < 2:
         return None
-    values = [accuracy(each.results) for each in mine]
+    values = [stats.accuracy(each.results) for each in mine]
     rises = all(after.mean > before.mean for before, after in pairwise(values))
     text = "; ".join(_at(each, _percent(each)) for each in mine)
-    return Verdict(text, _yes(rises and _known(*values) and not any(failed(each.results) for each in mine)))
+    return Verdict(text, _yes(rises and _known(*values) and not any(stats.failed(each.results) for each in mine)))
 
 
 def _usual(run: Experiment) -> bool:
@@ -311,12 +301,12 @@ def _usual(run: Experiment) -> bool:
     return (run.slowdown, run.replacements, run.rule_options) == (1.0, 0, "")
 
 
-def _known(*values: Spread) -> bool:
+def _known(*values: stats.Spread) -> bool:
     return all(value.count for value in values)
 
 
-def _percent(each: Measured) -> str:
-    return f"{accuracy(each.results).text('{:.2f}', 100)} %"
+def _percent(each: stats.Measured) -> str:
+    return f"{stats.accuracy(each.results).text('{:.2f}', 100)} %"
 
 
 PAPER = (
@@ -328,7 +318,11 @@ PAPER = (
     Claim("3", "… about 0.08 with 30", pi_as_the_papers),
     Claim("4", "A batch split over more workers: the loss over the data stays close …", same_data),
     Claim("4", "… and the time to a loss falls", less_time),
-    Claim("5", "GEM's training loss per data epoch is that of sequential momentum SGD, or lower …", against_sequential(final)),
+    Claim(
+        "5",
+        "GEM's training loss per data epoch is that of sequential momentum SGD, or lower …",
+        against_sequential(stats.final),
+    ),
     Claim("5", "… and so is its validation loss", against_sequential(_validation_loss)),
     Claim("6", "At η = 0.1 GEM adapts …", gem_learns),
     Claim("6", "… where DOWNPOUR diverges", downpour_fails),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tempfile
@@ -21,7 +22,6 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not th
 _ADDRESS = re.compile(r"metrics (http://\S+?),")
 _VERSION = re.compile(r"^gem_central_version (\S+)", re.MULTILINE)
 _MEDIAN = re.compile(r'^gem_pi_tensor_median{tensor="(.+)"} (\S+)', re.MULTILINE)
-_GROUPS = 5  # processes that a staged run's workers are spread over: what is replaced at a time
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class Runner:
 
 def command(experiment: Experiment, data: Path | None, runs: Path, processes: int) -> list[str]:
     """The command line of an experiment's own process, which leaves its run folder in `runs`."""
-    staged = experiment.setting == "staged"
+    if experiment.setting == "staged":
+        given = {"experiment": vars(experiment), "data": data and str(data.resolve()), "runs": str(runs)}
+        return [sys.executable, "-m", "benchmarks.paper.staged", json.dumps(given)]
     flags = [
         f"--task={experiment.task}", f"--rule={_rule(experiment)}", f"--workers={experiment.workers}", f"--runs={runs}",
         f"--learning-rate={experiment.learning_rate}", f"--batch-size={experiment.batch_size}", f"--seed={experiment.seed}",
@@ -81,15 +83,9 @@ def command(experiment: Experiment, data: Path | None, runs: Path, processes: in
     ]  # fmt: skip
     flags += [f"--data={data.resolve()}"] if data else []
     flags += [f"--local-steps={experiment.local_steps}"] if experiment.local_steps > 1 else []
-    if staged:
-        flags += [f"--step-seconds={experiment.step_seconds}"] if experiment.step_seconds else []
-        commits = experiment.workers * experiment.commits_each
-        flags += [f"--commits={commits}", f"--processes={_GROUPS}"]
-        flags += [f"--slowdown={experiment.slowdown}", f"--replacements={experiment.replacements}"]
-    else:
-        flags += [f"--steps={experiment.commits_each}", "--durability=memory"]
-        flags += [f"--processes={processes}"] if processes < experiment.workers else []
-    return [sys.executable, "-m", "benchmarks.paper.staged" if staged else "gem_worker.launcher.cli", *flags]
+    flags += [f"--steps={experiment.commits_each}", "--durability=memory"]
+    flags += [f"--processes={processes}"] if processes < experiment.workers else []
+    return [sys.executable, "-m", "gem_worker.launcher.cli", *flags]
 
 
 def variables(experiment: Experiment) -> dict[str, str]:

@@ -1,22 +1,23 @@
 """A launcher like gem-train for other clusters: workers of unequal speed, or workers that leave and are replaced all the time.
 
-`python -m benchmarks.paper.staged` prints where the run is as gem-train does, and leaves the same folder.
+`python -m benchmarks.paper.staged JSON`, with an experiment and its folders, prints where the run is as gem-train does, and
+leaves the same folder.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.lifetime import interruptible
-from gem_api.process.options import SETTINGS, expanded, flags, hyperparameter_options, setting_options, settings_without_flags
-from gem_api.process.settings import settings_of
+from gem_api.process.options import flags, settings_without_flags
 from gem_client import Admin, GemError
 from gem_worker.command import ignore_signals
 from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, Member, Process, free_port, python
@@ -25,9 +26,11 @@ from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
 
 from benchmarks.lib.processes import split_evenly
+from benchmarks.paper.experiments import Experiment
 
 _NO_END = 1_000_000_000  # steps: the launcher ends the run, at a version
 _LEASE_SECONDS = 5
+_GROUPS = 5  # processes that the workers are spread over: what is replaced at a time
 
 
 @dataclass(kw_only=True)
@@ -86,72 +89,58 @@ class Staged(Cluster):
             member.wait(10)
 
 
-@click.command(context_settings=SETTINGS)
-@click.option("--workers", type=click.IntRange(2), required=True)
-@click.option("--commits", type=click.IntRange(1), required=True, help="The run ends at this version.")
-@click.option("--processes", type=click.IntRange(1), default=2, help="Worker processes; a straggler has one more.")
-@click.option("--step-seconds", type=float, default=0.0, help="Simulated compute time of a gradient.")
-@click.option("--slowdown", type=click.FloatRange(1), default=1.0, help="Factor by which one worker is slower.")
-@click.option("--replacements", type=click.IntRange(0), default=0, help="Number of times that a group of workers is replaced.")
-@click.option("--runs", type=click.Path(path_type=Path), required=True)
-@setting_options(row for row in settings_of("train").values() if row.key in ("task", "data"))
-@hyperparameter_options
-@click.pass_context
 @interruptible()
-def main(context: click.Context, /, **_: Any) -> None:
-    """Runs the cluster, and leaves a run folder in RUNS."""
-    options = expanded(context)[0]
-    options["steps"], options["epochs"] = _NO_END, 0
-    settings = Hyperparameters(**{each.name: options[each.name] for each in fields(Hyperparameters)})
-    folder = RunFolder.create(options["runs"], "staged", options)
+def main(experiment: dict[str, Any], data: str | None, runs: str) -> int:
+    """Runs an experiment's cluster, and leaves a run folder in `runs`. Returns the exit status."""
+    return _run(Experiment(**experiment), Path(data) if data else None, Path(runs))
+
+
+def _run(experiment: Experiment, data: Path | None, runs: Path) -> int:
+    settings = replace(experiment.hyperparameters(), steps=_NO_END, epochs=0, shards="replicate")
+    options = {**vars(experiment), **vars(settings), "data": data, "evaluate_every": 2.0}
+    folder = RunFolder.create(runs, "staged", options)
     address, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    task = load_task(options["task"], options["data"])
+    task = load_task(experiment.task, data)
     with Admin(address, timeout=5.0) as admin:
-        cluster = _cluster(options, settings, folder, address, metrics, admin)
-        click.echo(f"run {folder.path}: {options['workers']} workers, rule {settings.rule}, task {options['task']}")
+        cluster = _cluster(experiment, settings, data, folder, address, metrics, admin)
+        click.echo(f"run {folder.path}: {experiment.workers} workers, rule {settings.rule}, task {experiment.task}")
         click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
-        monitor = RunMonitor(address, cluster, folder, task, settings, {**options, "evaluate_every": 2.0})
+        monitor = RunMonitor(address, cluster, folder, task, settings, options)
         try:
             cluster.start()
-            status = monitor.run()
+            return monitor.run()
         finally:
             ignore_signals()
             cluster.stop()
             monitor.close()
-    sys.exit(status)
 
 
 def _cluster(
-    options: dict[str, Any], settings: Hyperparameters, folder: RunFolder, address: str, metrics: str, admin: Admin
-) -> Staged:
-    workers, groups, seconds = options["workers"], options["processes"], options["step_seconds"]
+    experiment: Experiment, settings: Hyperparameters, data: Path | None, folder: RunFolder, address: str, metrics: str,
+    admin: Admin,
+) -> Staged:  # fmt: skip
+    workers, seconds, commits = experiment.workers, experiment.step_seconds, experiment.workers * experiment.commits_each
     server = python(
         "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", f"--history={folder.commits}",
         f"--min-workers={workers}", *flags(settings),
     )  # fmt: skip
     servers = {"lane_listen": "127.0.0.1:0", "lease_seconds": _LEASE_SECONDS, **settings_without_flags(settings)}
-    common = [f"--server={address}", f"--task={options['task']}"]
-    if options["data"]:
-        common.append(f"--data={options['data']}")
+    common = [f"--server={address}", f"--task={experiment.task}", *([f"--data={data}"] if data else [])]
 
     def member(name: str, count: int, step_seconds: float) -> Member:
-        more = [f"--workers={count}"] if count > 1 else []
-        command = python("gem_worker", f"--name={name}", *common, *more)
-        return Process(
-            name, folder.logs / f"{name}.log", command, {"turns": "fixed", "step_seconds": step_seconds}, WORKER_NICENESS
-        )
+        command = python("gem_worker", f"--name={name}", *common, *([f"--workers={count}"] if count > 1 else []))
+        given = {"turns": "fixed", "step_seconds": step_seconds}
+        return Process(name, folder.logs / f"{name}.log", command, given, WORKER_NICENESS)
 
-    slow = [member("straggler", 1, seconds * options["slowdown"])] if options["slowdown"] > 1 else []
-    sizes = split_evenly(workers - len(slow), groups)
+    slow = [member("straggler", 1, seconds * experiment.slowdown)] if experiment.slowdown > 1 else []
+    sizes = split_evenly(workers - len(slow), _GROUPS)
     members = [member(f"group-{number}", size, seconds) for number, size in enumerate(sizes)]
-    every = options["commits"] // (options["replacements"] + 1) if options["replacements"] else 0
-    serving = Process("server", folder.logs / "server.log", server, servers)
     return Staged(
-        [serving], [*members, *slow], click.echo, admin=admin,
-        end=options["commits"], replace_every=every,
+        [Process("server", folder.logs / "server.log", server, servers)], [*members, *slow], click.echo, admin=admin,
+        end=commits, replace_every=commits // (experiment.replacements + 1) if experiment.replacements else 0,
         newcomer=lambda number: member(f"newcomer-{number}", sizes[(number - 1) % len(sizes)], seconds),
     )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(**json.loads(sys.argv[1])))

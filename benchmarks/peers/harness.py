@@ -27,23 +27,15 @@ class Figures:
 
     Attributes:
         rate: Round trips per second, all workers together.
-        turns: Number of round trips counted.
         server_cpu, worker_cpu: Seconds of processor time for each round trip, in the server and in the worker.
         p50, p99: Quantiles of the seconds that a round trip takes.
-        server_bytes: The server's memory after all workers were served.
-        bytes_per_worker: The growth of that memory since before the first worker connected, divided by W.
-        slowest_share: The rate of the slowest worker, divided by the mean rate.
     """
 
     rate: float
-    turns: int
     server_cpu: float
     worker_cpu: float
     p50: float
     p99: float
-    server_bytes: int
-    bytes_per_worker: float
-    slowest_share: float
 
 
 class Signals:
@@ -67,7 +59,6 @@ def measure(contender: Contender, parameters: int, workers: int, seconds: float,
     """
     place = Place(free_port(), parameters, workers, log)
     with contender.server(place) as roots:
-        empty = machine.memory_bytes(machine.tree(roots))
         signals = Signals(contender.processes(workers))
         with _workers(contender, place, seconds, signals) as started:
             _await(signals, started)
@@ -76,16 +67,10 @@ def measure(contender: Contender, parameters: int, workers: int, seconds: float,
             signals.go.set()
             counts: list[list[float]] = _await(signals, started)
             used = [after - earlier for after, earlier in zip(_used(servers, clients, signals), before, strict=True)]
-            full = machine.memory_bytes(servers)
             signals.stop.value = 1
     times = np.concatenate(counts)
-    rates = [len(each) / sum(each) for each in counts]
-    p50, p99 = np.percentile(times, [50, 99])
-    return Figures(
-        rate=sum(rates), turns=len(times), server_cpu=used[0] / used[2], worker_cpu=used[1] / used[2], p50=float(p50),
-        p99=float(p99), server_bytes=full, bytes_per_worker=(full - empty) / workers,
-        slowest_share=min(rates) / (sum(rates) / len(rates)),
-    )  # fmt: skip
+    rate = sum(len(each) / sum(each) for each in counts)
+    return Figures(rate, used[0] / used[2], used[1] / used[2], *map(float, np.percentile(times, [50, 99])))
 
 
 @contextmanager

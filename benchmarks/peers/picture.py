@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from benchmarks.lib.style import BLUE, GREY, ORANGE, legend, panels, save, styled
-from benchmarks.peers.claims import rate
+from benchmarks.lib.page import short
+from benchmarks.lib.style import BLUE, GREY, ORANGE, legend, panels, styled
 from benchmarks.peers.results import Cell, Results, Row
 
 _KINDS = ("ours", "peer", "floor")
@@ -21,11 +20,6 @@ _LEGEND = (
     Patch(color=ORANGE, alpha=_PALE, label="others, plain add"),
     Patch(color=GREY, alpha=_PALE, label="upper bounds: only a part of the work"),
 )
-
-
-def draw(results: Results, path: Path) -> None:
-    """Writes the picture as a PNG."""
-    save(figure(results), path)
 
 
 @styled
@@ -82,7 +76,7 @@ def _panel(axes: Axes, cell: Cell, rows: dict[str, Row], order: list[str]) -> No
         pale = _is_plain(row) or row.kind == "floor"
         axes.barh(height, row.rate, height=0.72, color=(BLUE, ORANGE, GREY)[_KINDS.index(row.kind)], alpha=_PALE if pale else 1)
         axes.plot([lowest, highest], [height, height], color="black", linewidth=1)
-        axes.annotate(rate(row.rate), (highest, height), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(short(row.rate), (highest, height), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set(title=f"{_millions(cell.parameters)} parameters", xlabel="round trips per second")
     axes.set_xlim(0, 1.3 * max(row.spread[1] for row in rows.values()))
     axes.grid(axis="y", visible=False)

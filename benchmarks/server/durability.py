@@ -16,12 +16,13 @@ from statistics import median
 import click
 from gem_api.process.settings import DURABILITIES
 
-from benchmarks.lib.measuring import interleaved, measurement, middle, ratio, spread, verdict
+from benchmarks.lib.measuring import heads, interleaved, measurement, medians, ratio, spread, verdict
+from benchmarks.lib.page import table
 from benchmarks.lib.processes import Load, measure, server
 from benchmarks.lib.results import write_json
 
 MAX_RATIO = 1.3  # time for a commit with a log, against memory
-
+_FIGURES = ("rate", "p50", "p99", "server_cpu")
 
 Loads = dict[tuple[str, str], list[Load]]  # by transport and mode
 
@@ -71,16 +72,9 @@ def _begin_anew(run: Path) -> None:
 
 
 def _show(way: str, of: dict[str, list[Load]]) -> None:
-    click.echo(f"\n{way:8s}  commits/s  time of memory's      p50 ms   p99 ms  server CPU ms")
-    for mode in DURABILITIES:
-        click.echo(
-            f"{mode:8s} {middle(of[mode], 'rate'):10.1f}  {spread(ratio(of['memory'], of[mode]))} "
-            f"{1e3 * middle(of[mode], 'p50'):10.2f} {1e3 * middle(of[mode], 'p99'):8.2f} "
-            f"{1e3 * middle(of[mode], 'server_cpu'):14.2f}"
-        )
-    found, *_ = ratio(of["memory"], of["log"])
-    limit = f"at most {MAX_RATIO} of memory's"
-    click.echo(verdict("time for a commit with a log", limit, f"{found:.2f}", found <= MAX_RATIO))
+    rows = [[mode, *medians(loads, _FIGURES), spread(ratio(loads, of["memory"]))] for mode, loads in of.items()]
+    click.echo("\n" + table([way, *heads(_FIGURES), "rate of memory's"], rows))
+    click.echo(verdict("rate with a log", 1 / MAX_RATIO, ratio(of["log"], of["memory"])))
 
 
 def _sync_seconds(folder: Path, size: int) -> float:

@@ -20,6 +20,7 @@ from gem_ctl.planning.scenario import Scenario
 
 from benchmarks.lib import machine
 from benchmarks.lib.measuring import measurement
+from benchmarks.lib.page import row, table
 from benchmarks.lib.processes import server
 from benchmarks.lib.results import write_json
 from benchmarks.server.synthetic import LEASE_SECONDS, Seen, Work, observe
@@ -28,22 +29,16 @@ TARGET = 0.15  # how far a prediction may be from what is measured
 # The workers that fill the server in the calibration, and how much of it they ask for. A commit of a few costs it less than one
 # of many, because the buffers of a few stay in the processor's cache.
 FEW, MANY, FILLING_LOAD = 4, 64, 4.0
-_HEAD = (
-    f"{'workers':>7s} {'load':>5s} {'compute':>10s}   {'commits/s':>9s} {'simulated':>9s} {'ratio':>5s} {'plan':>8s}   "
-    f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}   "
-    f"{'server CPU':>10s} {'client CPU':>10s}"
-)
+_HEADS = (
+    "workers", "load", "compute ms", "commits/s", "simulated", "ratio", "plan", "τ mean", "simulated", "95 %", "simulated",
+    "round trip ms", "simulated", "server CPU ms", "client CPU ms",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a commit of one size costs on this machine, in seconds.
-
-    Attributes:
-        few: The time of the server with FEW workers. It includes that per parameter and per byte.
-        many: The same with MANY workers.
-        transit: The rest of the round trip of a worker alone, both ways together.
-    """
+    """What a commit of one size costs on this machine, in seconds: the time of the server with FEW workers and with MANY, and
+    the rest of the round trip of a worker alone."""
 
     few: float
     many: float
@@ -97,11 +92,11 @@ def main(
             f"\nP = {size:,}: a commit takes the server {1e3 * fit.few:.3g} ms with {FEW} workers, {1e3 * fit.many:.3g} ms "
             f"with {MANY}, and {1e3 * fit.transit:.3g} ms more to go there and back"
         )
-        click.echo(_HEAD)
+        click.echo(table(_HEADS, []))
         for setup, share in _kinds(size, workers, load, fit):
             found.append(_compare(setup, share, fit, seconds, repeats))
             setups.append({"fit": asdict(fit), **asdict(found[-1])})
-            click.echo(_row(found[-1]))
+            click.echo(row(_cells(found[-1])))
             write_json(out, setups)
     within = sum(abs(each.ratio - 1) <= TARGET for each in found)
     click.echo(f"\nwithin {100 * TARGET:.0f} %: {within} of {len(found)}")
@@ -146,15 +141,14 @@ def _median_of(work: Work, seconds: float, repeats: int, warm_up: float = 1.0) -
     return min(seen, key=lambda each: abs(each.rate - middle))
 
 
-def _row(of: Compared) -> str:
+def _cells(of: Compared) -> list[str]:
     told, seen = of.simulated, of.measured
-    return (
-        f"{of.setup.workers:7d} {of.load:5.1f} {1e3 * of.setup.compute_seconds:7.1f} ms   "
-        f"{seen['rate']:9.1f} {told.commits_per_second:9.1f} {of.ratio:5.2f} {of.planned:8.1f}   "
-        f"{seen['staleness_mean']:7.1f} {told.staleness.mean:7.1f} {seen['staleness_p95']:6.0f} {told.staleness.p95:6.0f}   "
-        f"{1e3 * seen['round_trip']:7.1f} ms {1e3 * told.round_trip:7.1f} ms   "
-        f"{1e3 * seen['server_cpu']:7.2f} ms {1e3 * seen['workers_cpu']:7.2f} ms"
-    )
+    numbers = (
+        of.setup.workers, of.load, 1e3 * of.setup.compute_seconds, seen["rate"], told.commits_per_second, of.ratio, of.planned,
+        seen["staleness_mean"], told.staleness.mean, seen["staleness_p95"], told.staleness.p95, 1e3 * seen["round_trip"],
+        1e3 * told.round_trip, 1e3 * seen["server_cpu"], 1e3 * seen["workers_cpu"],
+    )  # fmt: skip
+    return [f"{number:.4g}" for number in numbers]
 
 
 if __name__ == "__main__":

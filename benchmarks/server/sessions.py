@@ -16,14 +16,15 @@ import click
 import numpy as np
 from gem_client import connect
 
-from benchmarks.lib.measuring import interleaved, measurement, middle, ratio, spread, verdict
+from benchmarks.lib.measuring import heads, interleaved, measurement, medians, ratio, verdict
+from benchmarks.lib.page import table
 from benchmarks.lib.processes import Load, measure, resident_bytes, server, split_evenly
 from benchmarks.lib.results import write_json
 
 INTERVAL_SECONDS = 100.0  # time between two commits of an idle session
 BUSY = 16  # busy sessions: beside the idle ones, and as the reference for the rate of 100 sessions
-MIN_RATIO, MIN_JAIN, MIN_BESIDE_IDLE = 0.85, 0.98, 0.95
-_HEAD = "sessions  commits/s  of first  lowest Jain's index   p50 ms   p99 ms  server CPU ms  server MiB  MiB a session"
+MIN_RATIO, MIN_BESIDE_IDLE = 0.85, 0.95
+_FIGURES = ("rate", "p50", "p99", "server_cpu", "server_bytes", "bytes_per_session")
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,11 @@ def main(
         measure_one = partial(_measure, parameters, seconds, way == "shm")
         click.echo(f"\nP = {parameters:,}, rule gem, {way}; medians of {repeats} x {seconds:g} s")
         many = interleaved([(count, 0) for count in sessions], repeats, measure_one)
-        _show_many(many)
-        kinds = [(BUSY, 0), (BUSY, idle)] if idle else []
-        beside = interleaved(kinds, repeats, measure_one)
-        if beside:
-            _show_idle(beside[BUSY, idle], beside[BUSY, 0])
+        beside = interleaved([(BUSY, 0), (BUSY, idle)] if idle else [], repeats, measure_one)
+        _show(many)
+        _compare(f"rate of 100 sessions against {BUSY}", MIN_RATIO, many, (100, 0), (BUSY, 0))
+        _show(beside)
+        _compare(f"rate of {BUSY} sessions beside {idle} idle ones", MIN_BESIDE_IDLE, beside, (BUSY, idle), (BUSY, 0))
         measurements = [each.figures() for kind in (*many.values(), *beside.values()) for each in kind]
         setting = {"parameters": parameters, "seconds": seconds, "repeats": repeats, "transport": way}
         tables.append({**setting, "measurements": measurements})
@@ -118,36 +119,16 @@ def _hold(address: str, parameters: int, sessions: int, shared_memory: bool, joi
             session.commit(gradient)
 
 
-def _show_many(many: Kinds) -> None:
-    click.echo(_HEAD)
-    first, *_ = many.values()
-    for (count, _), of in many.items():
-        click.echo(
-            f"{count:8d} {middle(of, 'rate'):10.1f} {ratio(of, first)[0]:9.2f} {min(each.jain for each in of):20.4f} "
-            f"{1e3 * middle(of, 'p50'):8.1f} {1e3 * middle(of, 'p99'):8.1f} "
-            f"{1e3 * middle(of, 'server_cpu'):14.2f} {middle(of, 'server_bytes') / 2**20:11.0f} "
-            f"{middle(of, 'bytes_per_session') / 2**20:14.2f}"
-        )
-    jain = min(each.jain for of in many.values() for each in of)
-    click.echo(verdict("lowest Jain's index", f"at least {MIN_JAIN}", f"{jain:.4f}", jain >= MIN_JAIN))
-    if (100, 0) in many and (BUSY, 0) in many:
-        _show_ratio(f"rate of 100 sessions against {BUSY}", MIN_RATIO, many[100, 0], many[BUSY, 0])
+def _show(measured: Kinds) -> None:
+    rows = [
+        (*kind, *medians(of, _FIGURES), f"{min(each.jain for each in of):.4f}") for kind, of in measured.items()
+    ]  # fmt: skip
+    click.echo(table(["sessions", "idle", *heads(_FIGURES), "lowest Jain's index"], rows))
 
 
-def _show_ratio(what: str, least: float, of: list[Measured], to: list[Measured]) -> None:
-    found = ratio(of, to)
-    click.echo(verdict(what, f"at least {least}", spread(found), found[0] >= least))
-
-
-def _show_idle(beside: list[Measured], alone: list[Measured]) -> None:
-    what = f"rate of {BUSY} sessions beside {beside[0].idle:,} idle ones against alone"
-    _show_ratio(what, MIN_BESIDE_IDLE, beside, alone)
-    cpu = [f"{1e3 * middle(of, 'server_cpu'):.2f}" for of in (beside, alone)]
-    click.echo(f"processor time of the server for a commit: {cpu[0]} ms beside them, {cpu[1]} ms alone")
-    each, all_ = (middle(beside, name) / 2**20 for name in ("bytes_per_session", "server_bytes"))
-    click.echo(
-        f"(an idle one commits every {INTERVAL_SECONDS:g} s; the server holds {each:.2f} MiB a session, {all_:.0f} in all)"
-    )
+def _compare(what: str, least: float, measured: Kinds, kind: tuple[int, int], base: tuple[int, int]) -> None:
+    if kind in measured and base in measured and kind != base:
+        click.echo(verdict(what, least, ratio(measured[kind], measured[base])))
 
 
 if __name__ == "__main__":

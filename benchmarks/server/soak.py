@@ -28,6 +28,7 @@ from gem_worker.launcher.cluster import free_port
 from matplotlib.figure import Figure
 
 from benchmarks.lib.measuring import measurement
+from benchmarks.lib.page import table
 from benchmarks.lib.processes import server
 from benchmarks.lib.results import write_json
 from benchmarks.lib.style import PALE, RED, legend, panels, save, styled
@@ -70,10 +71,9 @@ class Line:
 @measurement(parameters=1000, out=Path("runs/soak"))
 @click.option("--commits", type=int, default=1_000_000, help="Stop after this number of commits.")
 @click.option("--minutes", type=float, default=60.0, help="Stop after this time, if that comes first.")
-@click.option("--durability", type=click.Choice(["snapshot", "log"]), default="log", help="The server's durability.")
-def main(commits: int, minutes: float, parameters: int, durability: str, out: Path) -> None:
+def main(commits: int, minutes: float, parameters: int, out: Path) -> None:
     """Exits with status 1 if any measured quantity grows."""
-    options = [f"--metrics-listen=127.0.0.1:{free_port()}", f"--durability={durability}", "--batch-size=16"]
+    options = [f"--metrics-listen=127.0.0.1:{free_port()}", "--durability=log", "--batch-size=16"]
     options += ["--epochs=0", "--steps=1000000000"]  # without an end
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -82,10 +82,10 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
     ):
         course = watched(address, pid, commits, minutes * 60)
     lines = [fitted(course, name) for name in TOLERANCE]
-    click.echo(report(course, lines, durability))
-    result = {"durability": durability, "parameters": parameters, "lines": [asdict(line) for line in lines], **asdict(course)}
-    write_json(out / f"soak-{durability}.json", result, indent=None)
-    save(draw(course, lines), out / f"soak-{durability}.png")
+    click.echo(report(course, lines))
+    result = {"durability": "log", "parameters": parameters, "lines": [asdict(line) for line in lines], **asdict(course)}
+    write_json(out / "soak-log.json", result, indent=None)
+    save(draw(course, lines), out / "soak-log.png")
     if not all(line.flat for line in lines):
         sys.exit(1)
 
@@ -184,17 +184,15 @@ def fitted(course: Course, name: str) -> Line:
     return Line(name, float(begin), float(slope), float(error), float(slope * (x[-1] - x[0])))
 
 
-def report(course: Course, lines: list[Line], durability: str) -> str:
+def report(course: Course, lines: list[Line]) -> str:
     """The verdict as a table."""
-    leases = f"{course.leases[-1]:,} leases"
-    head = f"--durability {durability}: {course.commits[-1]:,} commits in {course.seconds[-1]:,.0f} s, {leases}"
+    head = f"{course.commits[-1]:,} commits in {course.seconds[-1]:,.0f} s, {course.leases[-1]:,} leases"
     rows = [
-        f"{line.name:>13s} {line.begin:10.1f} {line.slope:+14.3f} ± {line.error:.3f} {line.rise:+12.2f}   "
-        f"{'flat' if line.flat else 'GROWS'}"
+        (line.name, f"{line.begin:.1f}", f"{line.slope:+.3f} ± {line.error:.3f}", f"{line.rise:+.2f}",
+         "flat" if line.flat else "GROWS")
         for line in lines
-    ]
-    title = f"{'':>13s} {'at first':>10s} {'in 100,000 commits':>22s} {'rise in all':>12s}"
-    return "\n".join([head, f"after the first {WARM_UP:.0%}:", title, *rows])
+    ]  # fmt: skip
+    return table([head, f"after the first {WARM_UP:.0%}", "in 100,000 commits", "rise in all", ""], rows)
 
 
 @styled

@@ -6,10 +6,9 @@ the memory to the server.
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 import multiprocessing as mp
 import queue
-import select
 import socket
 import time
 from array import array
@@ -54,15 +53,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Seen:
-    """The commits that were answered in the measured time.
+    """The commits that were answered in the measured time. The columns have an entry for each.
 
     Attributes:
         seconds: Length of that time.
-        round_trip: Seconds that each commit took. Shape (commits,).
-        staleness: τ of each commit. Shape (commits,).
-        computed: Seconds that the worker really slept before each commit. Shape (commits,).
-        server_cpu: Seconds of processor time of the server for each commit.
-        workers_cpu: The same of the workers' process.
+        round_trip: Seconds that each commit took.
+        staleness: τ of each commit.
+        computed: Seconds that the worker really slept before each commit.
+        server_cpu, workers_cpu: Seconds of processor time of the server, and of the workers' process, for each commit.
     """
 
     seconds: float
@@ -92,14 +90,8 @@ class Seen:
 
 
 def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float) -> Seen:
-    """Lets the workers commit over TCP, and looks at them for some seconds after a warm-up that does not count.
-
-    Args:
-        address: The server's address.
-        pid: Its process.
-        work: What the workers do.
-        warm_up, seconds: How long they do it before they are measured, and while they are.
-    """
+    """Lets the workers commit over TCP to the server with this address and process, and looks at them for some seconds after a
+    warm-up that does not count."""
     with connect(address) as session:
         session.join({_PARAMETER: np.zeros(work.parameters, np.float32)})
     context = mp.get_context("spawn")
@@ -137,135 +129,83 @@ def _result(results: Any, client: Any) -> Column:
 def _client(address: str, work: Work, ready: Any, stop: Any, results: Any) -> None:
     """The workers' process. It sends an array with a row for each commit: when it was answered, seconds of its round trip, its
     staleness, seconds of sleep before it."""
-    crowd = _Crowd(address, work, np.random.default_rng(0))
+    layout, host = Layout.of({_PARAMETER: (work.parameters,)}), address.rpartition(":")[0]
+    with open_channel(address) as channel:
+        stub = Stub(channel, address=address)
+        workers = [_Worker(stub, host, str(number), layout) for number in range(work.workers)]
     ready.wait(_START_SECONDS)
-    results.put(crowd.run(stop))
+    results.put(asyncio.run(_all(workers, work, stop)))
+
+
+async def _all(workers: list[_Worker], work: Work, stop: Any) -> Column:
+    """All workers work until `stop` is set. Returns the rows, shape (commits, 4)."""
+    random, rows = np.random.default_rng(0), array("d")
+    gradient, room = np.full(work.parameters, 1e-6, np.float32).data.cast("B"), memoryview(bytearray(1 << 20))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_work(worker, work, random, rows, gradient, room)) for worker in workers]
+        while not stop.is_set():
+            await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+    return np.frombuffer(rows, np.float64).reshape(-1, _COLUMNS)
+
+
+async def _work(
+    worker: _Worker, work: Work, random: np.random.Generator, rows: array[float], gradient: memoryview, room: memoryview
+) -> None:
+    answered, shape = time.monotonic(), max(work.spread, 1e-3) ** -2
+    pause = random.random() * work.compute_seconds
+    while True:
+        await asyncio.sleep(pause)
+        sent = time.monotonic()
+        staleness = await worker.commit(gradient, room)
+        now = time.monotonic()
+        rows.extend((now, now - sent, staleness, sent - answered))
+        answered, pause = now, work.compute_seconds * random.gamma(shape, 1 / shape)
 
 
 class _Worker:
-    """A worker's lease, its lane, and the commit under way."""
+    """A worker's lease and its lane."""
 
     def __init__(self, stub: Stub, host: str, name: str, layout: Layout) -> None:
         request = pb.RegisterWorkerRequest(worker_name=name, layout=layout.to_message())
         lease = stub.RegisterWorker(request, timeout=_CALL_SECONDS)
         frames = list(stub.Pull(pb.PullRequest(lease_id=lease.lease_id), timeout=_CALL_SECONDS))
-        self.header = pb.CommitHeader(
+        self._header = pb.CommitHeader(
             lease_id=lease.lease_id, layout_fingerprint=lease.layout_fingerprint, sample_count=1,
             base_version=pb.PullResponse.FromString(frames[0]).header.version, wire_dtype=tensors_pb2.WIRE_DTYPE_FLOAT32,
         )  # fmt: skip
         offer = stub.OpenLane(pb.OpenLaneRequest(lease_id=lease.lease_id), timeout=_CALL_SECONDS)
-        self.sock = socket.create_connection((host, offer.port), _CALL_SECONDS)
-        tune(self.sock)
-        self.sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=offer.token)))
-        if parse_prefix(self.sock.recv(PREFIX_BYTES, socket.MSG_WAITALL)).kind is not Kind.WELCOME:
+        self._sock = socket.create_connection((host, offer.port), _CALL_SECONDS)
+        tune(self._sock)
+        self._sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=offer.token)))
+        if parse_prefix(self._sock.recv(PREFIX_BYTES, socket.MSG_WAITALL)).kind is not Kind.WELCOME:
             raise RuntimeError(f"the server opened no lane for {name}")
-        self.sock.setblocking(False)
-        self.rest: list[memoryview] = []  # of the commit, not sent yet
-        self.start = b""  # of the answer, up to its payload
-        self.missing = -1  # bytes of the answer that are still to come; −1: not known yet
-        self.answered = self.sent = 0.0
-        self.staleness = 0
+        self._sock.setblocking(False)
 
+    async def commit(self, gradient: memoryview, room: memoryview) -> int:
+        """Commits. θ goes into `room`, which all workers share: nobody reads it. Returns the staleness. Raises GemError."""
+        self._header.sequence += 1
+        start = opening(Kind.COMMIT, self._header, gradient.nbytes)
+        sent = self._sock.sendmsg([start, gradient])  # in one packet if it is small; the socket has room for the start
+        await asyncio.get_running_loop().sock_sendall(self._sock, gradient[sent - len(start) :])
+        prefix = parse_prefix(await self._received(memoryview(bytearray(PREFIX_BYTES))))
+        header = await self._received(memoryview(bytearray(prefix.header)))
+        if prefix.kind is Kind.ERROR:
+            raise error_of(parse_header(header, lane_pb2.LaneError))
+        result = parse_header(header, pb.CommitResult)
+        left = prefix.payload
+        while left:
+            left -= len(await self._received(room[: min(left, len(room))]))
+        self._header.base_version = result.base_version
+        return int(result.staleness)
 
-class _Crowd:
-    """All workers, in one thread."""
-
-    def __init__(self, address: str, work: Work, random: np.random.Generator) -> None:
-        self._work = work
-        self._random = random
-        self._gradient = np.full(work.parameters, 1e-6, np.float32).data.cast("B")
-        self._room = memoryview(bytearray(1 << 20))  # what is received into, again and again
-        self._poll = select.epoll()  # before the sockets: `select` takes descriptors below 1,024 only
-        layout = Layout.of({_PARAMETER: (work.parameters,)})
-        with open_channel(address) as channel:
-            stub, host = Stub(channel, address=address), address.rpartition(":")[0]
-            self._workers = [_Worker(stub, host, str(number), layout) for number in range(work.workers)]
-        self._rows = array("d")  # of all commits, one after the other
-        self._asleep: list[tuple[float, int]] = []  # when each wakes, and its index
-        self._shape = max(work.spread, 1e-3) ** -2
-
-    def run(self, stop: Any) -> Column:
-        """Works until `stop` is set. Returns the rows, shape (commits, 4)."""
-        now = time.monotonic()
-        for index, worker in enumerate(self._workers):
-            worker.answered = now
-            self._asleep.append((now + self._random.random() * self._work.compute_seconds, index))
-        heapq.heapify(self._asleep)
-        by_descriptor = {worker.sock.fileno(): index for index, worker in enumerate(self._workers)}
-        for descriptor in by_descriptor:
-            self._poll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-        while not stop.is_set():
-            self._wake()
-            pause = min(0.1, max(0.0, self._asleep[0][0] - time.monotonic())) if self._asleep else 0.1
-            select.select((self._poll,), (), (), pause)  # epoll itself rounds the pause up to a millisecond
-            for descriptor, _ in self._poll.poll(0):
-                self._go_on(by_descriptor[descriptor])
-        for worker in self._workers:
-            worker.sock.close()
-        return np.frombuffer(self._rows, np.float64).reshape(-1, _COLUMNS)
-
-    def _wake(self) -> None:
-        """Begins the commits of all workers whose sleep is over."""
-        now = time.monotonic()
-        while self._asleep and self._asleep[0][0] <= now:
-            worker = self._workers[heapq.heappop(self._asleep)[1]]
-            worker.header.sequence += 1
-            start = opening(Kind.COMMIT, worker.header, self._gradient.nbytes)
-            worker.rest, worker.sent = [memoryview(start), self._gradient], time.monotonic()
-            _send(worker)
-
-    def _go_on(self, index: int) -> None:
-        """Sends and receives what is possible for this worker; it sleeps again if its answer is complete."""
-        worker = self._workers[index]
-        _send(worker)
-        if not self._receive(worker):
-            return
-        now, compute = time.monotonic(), self._work.compute_seconds
-        self._rows.extend((now, now - worker.sent, worker.staleness, worker.sent - worker.answered))
-        worker.answered, worker.start, worker.missing = now, b"", -1
-        heapq.heappush(self._asleep, (now + compute * self._random.gamma(self._shape, 1 / self._shape), index))
-
-    def _receive(self, worker: _Worker) -> bool:
-        """Receives what has come. Returns whether the answer is complete. Raises GemError if the server sends one."""
-        while worker.missing:
-            wanted = self._room if worker.missing < 0 else self._room[: worker.missing]
-            try:
-                count = worker.sock.recv_into(wanted)
-            except BlockingIOError:
-                return False
+    async def _received(self, into: memoryview) -> memoryview:
+        """Fills the buffer, and returns it."""
+        done = 0
+        while done < len(into):
+            count = await asyncio.get_running_loop().sock_recv_into(self._sock, into[done:])
             if not count:
                 raise RuntimeError("the server closed a lane")
-            if worker.missing > 0:
-                worker.missing -= count
-            else:
-                worker.start += bytes(self._room[: min(count, 1024)])
-                _read_header(worker, len(worker.start) + max(0, count - 1024))
-        return True
-
-
-def _read_header(worker: _Worker, received: int) -> None:
-    """Reads the answer's header, if it is there: of the answer, `received` bytes are."""
-    if len(worker.start) < PREFIX_BYTES:
-        return
-    prefix = parse_prefix(worker.start[:PREFIX_BYTES])
-    end = PREFIX_BYTES + prefix.header
-    if len(worker.start) < end:
-        return
-    if prefix.kind is Kind.ERROR:
-        raise error_of(parse_header(worker.start[PREFIX_BYTES:end], lane_pb2.LaneError))
-    result = parse_header(worker.start[PREFIX_BYTES:end], pb.CommitResult)
-    worker.header.base_version, worker.staleness = result.base_version, result.staleness
-    worker.missing = end + prefix.payload - received
-
-
-def _send(worker: _Worker) -> None:
-    """Sends what the socket takes of the worker's commit."""
-    while worker.rest:
-        try:
-            count = worker.sock.sendmsg(worker.rest)
-        except BlockingIOError:
-            return
-        while worker.rest and count >= len(worker.rest[0]):
-            count -= len(worker.rest.pop(0))
-        if worker.rest:
-            worker.rest[0] = worker.rest[0][count:]
+            done += count
+        return into

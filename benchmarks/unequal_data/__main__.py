@@ -2,53 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-import click
-import torch
-from gem_api.process.lifetime import interruptible
-from gem_worker.tasks import TaskError, load_task
+import numpy as np
+from gem_worker.tasks import load_task
+from matplotlib.figure import Figure
 
-from benchmarks.lib.runs import make_missing
-from benchmarks.unequal_data.page import write_page
-from benchmarks.unequal_data.runs import SLOWER, Case, Digits, measure, stored, wanted
+from benchmarks.lib.page import table
+from benchmarks.lib.runs import study
+from benchmarks.lib.style import BAND, BLUE, GREY, dots, legend, panels, save, styled
+from benchmarks.paper.statistics import columns, spread
+from benchmarks.unequal_data.runs import (
+    GRADIENTS,
+    METHODS,
+    RARE,
+    SEEDS,
+    SLOWER,
+    WORKERS,
+    Case,
+    Digits,
+    Outcome,
+    make_and_keep,
+    reported,
+    stored,
+    wanted,
+)  # fmt: skip
 
 RESULTS = Path(__file__).parents[2] / "docs/results/unequal-data"
+_KINDS = (
+    ("rare", f"digits {' and '.join(map(str, RARE))}, which only the last worker has", BLUE, "o"),
+    ("accuracy", "all digits", GREY, "D"),
+)
+_SHIFT = 0.15  # of a row, by which the two are moved apart
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@interruptible()
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with MNIST's four files.")
-@click.option("--slower", type=click.Choice([str(each) for each in SLOWER]), multiple=True, help="Only this degree. [all]")
-def main(data: Path | None, slower: tuple[str, ...]) -> None:
-    """Makes the runs without a result, if --data names MNIST, then draws the page and its picture.
-
-    All runs take an hour on one core. Each result is saved at once; several processes may make different degrees.
-    """
-    torch.set_num_threads(1)
-    store = stored(RESULTS / "results.json")
+def missing(slower: Sequence[str], data: Path | None) -> Iterator[tuple[str, Callable[[], str]]]:
     if data is None:
-        make_missing((), str, lambda: write_page(store, RESULTS))
         return
-    try:
-        task = load_task("mnist", data)
-    except TaskError as error:
-        raise click.UsageError(str(error)) from None
+    task, store = load_task("mnist", data), stored(RESULTS / "results.json")
     digits = Digits(task)
+    for case in wanted([int(each) for each in slower], lambda case: store[case].loss):
+        if case not in store:
+            yield str(case), partial(make_and_keep, case, task, digits, store)
 
-    def make(case: Case) -> str:
-        store.add(case, found := measure(case, task, digits))
-        return f"loss {found.loss:.3f}, accuracy {100 * found.accuracy:.1f} %, on 8 and 9 {100 * found.rare:.1f} %"
 
-    def missing() -> Iterator[tuple[str, Case]]:
-        degrees = [int(each) for each in slower] or [*reversed(SLOWER)]
-        for case in wanted(degrees, lambda case: store[case].loss):
-            if case not in store:
-                yield str(case), case
+@styled
+def figure(known: Mapping[Case, Outcome]) -> Figure:
+    """A panel for each slowness of the last worker, and a row for each method."""
+    title = f"Held-out accuracy, if one of {WORKERS} workers is slow and has digits of its own"
+    drawn, places = panels(1, len(SLOWER), title, 2.9, sharex=True, sharey=True)
+    places[0].set(xlim=(-5, 105), yticks=range(len(METHODS)), yticklabels=[method.label for method in METHODS.values()])
+    places[0].invert_yaxis()
+    for axes, slower in zip(places, SLOWER, strict=True):
+        for (column, label, colour, marker), shift in zip(_KINDS, (-_SHIFT, _SHIFT), strict=True):
+            found = {row: one[1] for row, name in enumerate(METHODS) if (one := reported(known, name, slower))}
+            values = [spread(getattr(each, column) for each in outcomes) for outcomes in found.values()]
+            dots(axes, columns([row + shift for row in found], values, 100), colour, label, marker)
+        name = "all equally fast" if slower == 1 else f"the last {slower} times slower"
+        axes.set(title=name, xlabel="held-out accuracy, %")
+    legend(drawn, BAND)
+    return drawn
 
-    make_missing(missing(), make, lambda: write_page(store, RESULTS))
 
+def write_page(known: Mapping[Case, Outcome], folder: Path) -> Path:
+    """Writes README.md and its picture, as far as the results for them are there. Returns the page's path."""
+    save(figure(known), folder / "unequal-data.png")
+    body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
+    missing = sum(reported(known, method, slower) is None for method in METHODS for slower in SLOWER)
+    text = body.format(
+        table=_table(known), gradients=f"{GRADIENTS:,}", workers=WORKERS, seeds=len(SEEDS), rates=len(METHODS["gem"].rates),
+        missing=f" **{missing} cells are still to be run.**" if missing else "",
+    )  # fmt: skip
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    return folder / "README.md"
+
+
+def _table(known: Mapping[Case, Outcome]) -> str:
+    degrees = ["equally fast" if slower == 1 else f"{slower} times slower" for slower in SLOWER]
+    rows = []
+    for name, method in METHODS.items():
+        found = [reported(known, name, slower) for slower in SLOWER]
+        rare = [_percent([each.rare for each in one[1]]) if one else "–" for one in found]
+        last = found[-1]
+        total = _percent([each.accuracy for each in last[1]]) if last else "–"
+        rows.append([method.label, *rare, total, ", ".join(f"{one[0]:g}" if one else "–" for one in found)])
+    return table(["Method", *(f"{each}: on 8 and 9" for each in degrees), "all digits, ten times slower", "rates"], rows)
+
+
+def _percent(values: list[float]) -> str:
+    mean, low, high = (100 * each(values) for each in (np.mean, min, max))
+    return f"{mean:.0f} % ({low:.0f}–{high:.0f})"
+
+
+about = (
+    "Makes the runs without a result for these slownesses, if --data names MNIST, then the page. All take an hour on one core."
+)
+main = study(about, map(str, reversed(SLOWER)), missing, lambda: write_page(stored(RESULTS / "results.json"), RESULTS))
 
 if __name__ == "__main__":
     main()

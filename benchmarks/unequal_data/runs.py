@@ -18,7 +18,7 @@ from gem_worker.tasks import Task
 from gem_worker.tasks.convnet import Classification
 from torch.utils.data import DataLoader, Subset
 
-from benchmarks.lib.results import Store, plain
+from benchmarks.lib.results import Store, finite, restored
 from benchmarks.many_workers.order import Turn
 from benchmarks.many_workers.simulation import Model, Row, train
 
@@ -149,6 +149,11 @@ def measure(case: Case, task: Task, digits: Digits) -> Outcome:
     return Outcome(round(last["test_loss"], 4), round(last["accuracy"], 4), round(last["rare"], 4))
 
 
+def make_and_keep(case: Case, task: Task, digits: Digits, store: Store[Case, Outcome]) -> str:
+    store.add(case, found := measure(case, task, digits))
+    return f"loss {found.loss:.3f}, accuracy {100 * found.accuracy:.1f} %, on 8 and 9 {100 * found.rare:.1f} %"
+
+
 def best_rate(method: str, slower: int, loss: Callable[[Case], float]) -> float:
     """The rate with the lowest held-out loss over all digits, on the seed that chooses."""
     return min(METHODS[method].rates, key=lambda rate: loss(Case(method, slower, rate, CHOICE_SEED)))
@@ -174,9 +179,4 @@ def reported(known: Mapping[Case, Outcome], method: str, slower: int) -> tuple[f
 
 def stored(path: Path) -> Store[Case, Outcome]:
     """The stored results; what is not finite is null."""
-
-    def decode(case: Case, row: dict[str, float | None]) -> Outcome:
-        loss, accuracy, rare = (row[name] for name in ("loss", "accuracy", "rare"))
-        return Outcome(math.inf if loss is None else loss, *(math.nan if each is None else each for each in (accuracy, rare)))
-
-    return Store(path, "case", Case, lambda found: {name: plain(value) for name, value in vars(found).items()}, decode)
+    return Store(path, "case", Case, finite, lambda case, row: Outcome(**restored(row, loss=math.inf)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.versus.outcome import Outcome
-from benchmarks.versus.plan import BASE, ONE_WORKER, QUICK_RATES, RATE_PROFILE, Case, Results, best_rate
+from benchmarks.versus.plan import BASE, QUICK_RATES, RATE_PROFILE, Case, Results, best_rate
 
 SEEDS = 10  # more than anybody measures
 
@@ -39,10 +39,6 @@ class Cell:
 def tuned(case: Case, results: Results) -> float | None:
     """The best rate; if rates were not searched for, the given one, else DDP's."""
     return best_rate(case, results) or QUICK_RATES.get(case.contender) or best_rate(base_of(case), results)
-
-
-def one_workers(case: Case, results: Results) -> float | None:
-    return ONE_WORKER[case.optimizer]
 
 
 def cell(case: Case, profile: str, rate: float | None, results: Results) -> Cell | None:

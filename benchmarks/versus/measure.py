@@ -17,20 +17,21 @@ from benchmarks.lib import machine
 from benchmarks.lib.launch import RunFailed
 from benchmarks.lib.results import Store
 from benchmarks.versus.outcome import Outcome, Run
+from benchmarks.versus.plan import Case
 from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.setup import OUTCOME, Setup
 
 UNIT_SECONDS = 0.25
-LIMIT_UNITS = 400.0
+LIMIT_UNITS = 400.0  # after which a run ends
 _ROOT = Path(__file__).parents[2]
 _MEMORY = Path("/dev/shm")
 _PACKAGES = ("torch", "numpy", "numba", "grpcio")  # whose versions the results name
 _KEPT_OUTPUT = Path("runs/versus-failed")  # what the processes of a failed run have printed
 
 
-def measure(run: Run, data: Path | None, limit: float) -> Outcome:
+def measure(run: Run, data: Path | None) -> Outcome:
     """Trains until the lower loss is reached, or the limit is. Raises RunFailed."""
-    return Outcome.of(raced(run, data, limit))
+    return Outcome.of(raced(run, data, LIMIT_UNITS))
 
 
 def measure_exchange(run: Run, data: Path | None) -> float:
@@ -53,7 +54,9 @@ def raced(run: Run, data: Path | None, limit: float, **more: Any) -> Any:
         try:
             _, said = process.communicate()
         finally:
-            _stop(process)
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
         if process.returncode:
             shutil.copytree(name, _KEPT_OUTPUT, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pt", "*.npz"))
             last = (said.strip().splitlines() or ["it said nothing"])[-1]
@@ -61,18 +64,14 @@ def raced(run: Run, data: Path | None, limit: float, **more: Any) -> Any:
         return json.loads((Path(name) / OUTCOME).read_text())
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        process.wait()
-
-
-def stored(path: Path, limit: float) -> Store[Run, Outcome]:
-    """The stored results, whose head names the limit that they have. Raises DamagedError."""
-    head = {"format": 1, "unit": UNIT_SECONDS, "limit": limit, "conditions": here()}
+def stored(path: Path) -> Store[Run, Outcome]:
+    """The stored results; their head names unit, limit, machine and versions. Raises DamagedError."""
+    conditions = {**machine.description(), **{name: metadata.version(name) for name in _PACKAGES}}
+    head = {"format": 1, "unit": UNIT_SECONDS, "limit": LIMIT_UNITS, "conditions": conditions}
     return Store(path, "run", Run, vars, lambda run, row: Outcome.of(row), head)
 
 
-def here() -> dict[str, Any]:
-    """The conditions of runs on this machine: processor, cores, memory, system, Python and libraries."""
-    return {**machine.description(), **{name: metadata.version(name) for name in _PACKAGES}}
+def exchanges(out: Path) -> Store[Case, float]:
+    """The milliseconds of an exchange by contender, model and number of workers. Raises DamagedError."""
+    path = out / "overhead.json"
+    return Store(path, "case", Case, lambda value: {"ms": round(value, 3)}, lambda case, row: float(row["ms"]))

@@ -11,7 +11,7 @@ from benchmarks.lib.page import count, table
 from benchmarks.versus import figure, plan
 from benchmarks.versus.analysis import Cell, base_of, cell, fast_alone, ratio, tuned
 from benchmarks.versus.contenders import contenders
-from benchmarks.versus.contenders.ours import VARIANTS
+from benchmarks.versus.contenders.ours import FLAGS
 from benchmarks.versus.models import GOALS
 from benchmarks.versus.plan import BASE, ONE_WORKER, RATE_PROFILE, RATE_SEED, WIDTHS, Case, Choice, Results
 from benchmarks.versus.profiles import PROFILES
@@ -49,7 +49,7 @@ def write(
         "one_worker": ONE_WORKER["adamw"],
         "rates": _rates(results), "overhead": _overhead(overhead),
         "profiles": " ".join(f"`{each.name}`: {each.meaning}." for each in PROFILES.values()),
-        "flags": " or ".join(f"`{' '.join(flags)}`" for flags in VARIANTS["gem"].flags.values()),
+        "flags": " or ".join(f"`{' '.join(flags)}`" for flags in FLAGS.values()),
         "machine": f"{conditions['cores']} cores ({conditions['processor']})",
         **{name: " and ".join(f"{loss:g}" for loss in goal.losses) for name, goal in GOALS.items()},
     }  # fmt: skip

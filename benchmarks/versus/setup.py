@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.lib import wire
 from benchmarks.versus.models import GOALS, Problem
+from benchmarks.versus.outcome import Run
 from benchmarks.versus.profiles import KINDS, Profile
 
 _FILE = "setup.json"
@@ -18,16 +19,10 @@ OUTCOME = "outcome.json"
 
 
 @dataclass(frozen=True)
-class Setup:
-    """The settings of one run.
+class Setup(Run):
+    """A run, and how it is made.
 
     Attributes:
-        contender: A key of CONTENDERS.
-        model: A key of GOALS.
-        workers: How many.
-        profile: A key of PROFILES.
-        rate: The learning rate.
-        seed: Of the first θ, the batches and the times.
         unit: Seconds of one unit of simulated time.
         limit: Units after which the run ends.
         data: The folder of MNIST's files, if the model needs it.
@@ -40,12 +35,6 @@ class Setup:
         settings: More settings of this server.
     """
 
-    contender: str
-    model: str
-    workers: int
-    profile: str
-    rate: float
-    seed: int
     unit: float
     limit: float
     data: str | None

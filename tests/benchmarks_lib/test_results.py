@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.results import DamagedError, Store, plain, write
+from benchmarks.lib.results import DamagedError, Store, plain, restored, write
 
 
 @dataclass(frozen=True)
@@ -80,3 +80,5 @@ def test_an_interrupted_write_leaves_the_file_as_it_was(tmp_path: Path, monkeypa
 
 def test_numbers_have_few_digits_and_what_json_lacks_is_none() -> None:
     assert [plain(each, 3) for each in (math.pi, 12345.0, math.nan, -math.inf, None)] == [3.14, 12300.0, None, None, None]
+    back = restored({"loss": None, "accuracy": None, "rare": 0.5}, loss=math.inf)
+    assert (back["loss"], math.isnan(back["accuracy"]), back["rare"]) == (math.inf, True, 0.5)

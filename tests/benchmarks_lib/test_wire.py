@@ -36,13 +36,6 @@ def test_a_packet_that_is_cut_into_several_has_headers_for_each() -> None:
     assert size_on_wire(whole + b"x") == 3 * (headers + segment) + headers + 1
 
 
-def test_a_lossy_network_loses_its_share() -> None:
-    way = Direction(rate=1e12, delay=0.0, loss=0.1)
-    for _ in range(10_000):
-        way.put(KILOBYTE, now=0.0)
-    assert len(way.arrived(1.0)) == pytest.approx(9000, abs=200)
-
-
 def test_a_full_queue_loses_packets() -> None:
     way = Direction(rate=8e6, delay=0.0, longest=0.0105)
     for _ in range(100):

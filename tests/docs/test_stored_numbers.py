@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.figure import Figure
 
+from benchmarks import tuning
 from benchmarks.finals import __main__ as whole_trainings
 from benchmarks.finals import plan
 from benchmarks.finals import runs as finals
 from benchmarks.finals.page import Losses
 from benchmarks.many_workers import __main__ as many_workers
-from benchmarks.models.cli import main as models
 from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
-from benchmarks.versus.cli import main as versus
+from benchmarks.versus.__main__ import main as versus
 from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.simulated import __main__ as simulated
 
@@ -119,8 +119,8 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("name", "page"),
-    [("versus", "README.md"), ("versus", "simulated.md"), ("versus", "finals.md"), ("models", "README.md"),
-     ("many-workers", "README.md"), ("unequal-data", "README.md")],
+    [("versus", "README.md"), ("versus", "simulated.md"), ("versus", "finals.md"), ("many-workers", "README.md"),
+     ("unequal-data", "README.md"), ("tuning", "README.md")],
 )  # fmt: skip
 def test_a_page_of_results_is_drawn_from_what_is_stored(
     name: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,9 +131,8 @@ def test_a_page_of_results_is_drawn_from_what_is_stored(
     elif page == "finals.md":
         monkeypatch.setattr(whole_trainings, "RESULTS", folder)
         whole_trainings._write(finals.stored(folder / "finals.json"))
-    elif name in ("many-workers", "unequal-data"):
-        drawn({"many-workers": many_workers, "unequal-data": unequal_data}[name], folder, monkeypatch)
+    elif name != "versus":
+        drawn({"many-workers": many_workers, "unequal-data": unequal_data, "tuning": tuning}[name], folder, monkeypatch)
     else:
-        command = {"versus": versus, "models": models}[name]
-        assert CliRunner().invoke(command, ["--draw-only", "--out", str(folder)], catch_exceptions=False).exit_code == 0
+        assert CliRunner().invoke(versus, ["--draw-only", "--out", str(folder)], catch_exceptions=False).exit_code == 0
     assert (folder / page).read_text(encoding="utf-8") == (RESULTS / name / page).read_text(encoding="utf-8")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -33,13 +31,3 @@ def test_a_run_trains_to_the_end(choice: Choice) -> None:
     assert run["final_loss"] < run["curves"]["loss"][0], "the loss did not fall"
     assert 0 <= run["pi_median"] <= 1
     assert len(run["curves"]["version"]) == len(run["curves"]["pi_median"]) == min(tuning.CURVE_POINTS, run["commits"])
-
-
-def test_the_page_and_its_picture_are_made_from_the_stored_runs(tmp_path: Path) -> None:
-    runs = tuning.stored()
-    assert set(tuning.SHOWN.values()) <= set(runs), "a run of the picture is missing"
-    tuning.write_page(runs, tmp_path)
-    page = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert page == (tuning.RESULTS / "README.md").read_text(encoding="utf-8")
-    assert page.count("\n| gem ") + page.count("\n| downpour ") == len(runs)
-    assert (tmp_path / "curves.png").stat().st_size > 10_000

@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from paper.paper_helpers import made_up, measured
 
-from benchmarks.paper import page
 from benchmarks.paper.claims import OURS, PAPER, Agreement, Claim, Verdict
-from benchmarks.paper.cli import main
+from benchmarks.paper.content import Content, best_by_workers
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.figures import draw_figure
-from benchmarks.paper.figures.content import Content, best_by_workers
-from benchmarks.paper.plan import FIGURES, Scale, quick
+from benchmarks.paper.pictures import draw_figure
+from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured, final, final_loss, learned, over_seeds, seconds_to, smooth, spread
 
@@ -62,10 +59,6 @@ def test_results_as_the_paper_claims_agree_with_every_claim() -> None:
 
 def test_opposite_results_agree_with_no_claim() -> None:
     assert set(verdicts((*PAPER, *OURS), the_opposite).values()) == {Agreement.NO}
-
-
-def test_claims_whose_figures_were_not_run_are_not_judged() -> None:
-    assert {claim.judge([]) for claim in (*PAPER, *OURS)} == {None}
 
 
 def test_fewer_workers_than_the_papers_do_not_compare_with_its_accuracy() -> None:
@@ -139,30 +132,7 @@ def test_no_other_line_is_judged_in_place_of_a_missing_one(text: str, missing: C
     assert one.judge(left) is None
 
 
-@pytest.mark.parametrize("missing", ["proxy=yellowfin", "proxy=nesterov"])
-def test_lines_that_a_claim_is_not_about_may_be_missing(missing: str) -> None:
-    left = [line for line in measured("proxies", FULL, as_claimed) if line.experiment.rule_options != missing]
-    verdict = claim("A global proxy").judge(left)
-    assert verdict is not None
-    assert verdict.agrees == Agreement.YES
-
-
 # A quick look has neither 30 workers nor a κ between 1 and 4.
-NEED_THE_PAPERS_SCALE = {"… about 0.08 with 30", "The loss improves with κ …"}
-
-
-@pytest.mark.parametrize("scale", [FULL, quick("mnist")], ids=["full", "quick"])
-def test_the_order_of_a_figures_lines_does_not_matter(scale: Scale) -> None:
-    for each in (*PAPER, *OURS):
-        lines = measured(each.figure, scale, as_claimed)
-        forwards, backwards = each.judge(lines), each.judge(lines[::-1])
-        if scale is not FULL and each.text in NEED_THE_PAPERS_SCALE:
-            assert forwards is None
-            assert backwards is None
-            continue
-        assert forwards is not None, each.text
-        assert backwards is not None, each.text
-        assert forwards.agrees == backwards.agrees, each.text
 
 
 def judged(begin: str, make: Make) -> Verdict:
@@ -238,50 +208,6 @@ def test_every_figure_is_drawn_and_its_data_written(figure: str, tmp_path: Path)
     draw_figure(figure, lines, tmp_path)
     assert (tmp_path / f"{figure}.png").stat().st_size > 10_000
     assert all(Content.load(tmp_path / f"{figure}.json").panels.values())
-
-
-def test_without_runs_a_figure_is_drawn_again_from_its_stored_content(tmp_path: Path) -> None:
-    draw_figure("8", measured("8", FULL, as_claimed), tmp_path)
-    picture = (tmp_path / "8.png").read_bytes()
-    (tmp_path / "8.png").unlink()
-    done = CliRunner().invoke(main, ["--draw-only", "--out", str(tmp_path)], catch_exceptions=False)
-    assert "from their stored content: 8" in done.output
-    assert (tmp_path / "8.png").read_bytes() == picture
-    assert not (tmp_path / "README.md").exists()
-
-
-def test_the_page_tells_what_was_run_what_was_not_and_what_came_out(tmp_path: Path) -> None:
-    states = {name: page.State([], 3) for name in FIGURES}
-    states["1"] = page.State(measured("1", FULL, as_claimed), 40)
-    (tmp_path / page.REMARKS).write_text("## Where we differ\n\nNowhere.\n")
-    text = page.write(tmp_path, FULL, states, "A note.").read_text()
-    assert "| 1 | GEM's loss falls with any number of workers | final loss with 5 workers: 0.0" in text
-    assert "| 4 | … and the time to a loss falls | not run | – |" in text
-    assert "Not run yet: `python -m benchmarks.paper 8 --data DIR`" in text
-    assert "![Fig. 1: more workers](1.png)" in text
-    assert "**4 of 40 runs are missing.**" in text
-    assert "937 steps of each worker, 3 seeds" in text
-    assert "A note." in text
-    assert "Nowhere." in text
-
-
-def test_a_figure_whose_runs_are_gone_keeps_what_the_page_said_of_it(tmp_path: Path) -> None:
-    states = {name: page.State([], 3) for name in FIGURES}
-    states["1"] = page.State(measured("1", FULL, as_claimed), 40)
-    first = page.write(tmp_path, FULL, states, "").read_text()
-    states["1"], states["3"] = page.State([], 40), page.State(measured("3", FULL, as_claimed), 12)
-    second = page.write(tmp_path, FULL, states, "").read_text()
-    assert "From earlier runs, unchanged: 1\n" in second
-    for kept in (
-        "## Fig. 1: more workers",
-        "**4 of 40 runs are missing.**",
-        "| 1 | GEM's loss falls with any number of workers |",
-    ):
-        (line,) = (line for line in first.splitlines() if kept in line)
-        assert line in second.splitlines()
-    assert "![Fig. 3: π and the number of workers](3.png)" in second
-    assert second.count("## Fig. 1: more workers") == 1
-    assert page.write(tmp_path, FULL, states, "").read_text() == second
 
 
 def test_of_several_rates_the_one_with_the_lowest_training_loss_is_drawn() -> None:

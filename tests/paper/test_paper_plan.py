@@ -6,16 +6,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from gem_worker.launcher.cli import main as gem_train
 
-from benchmarks.paper import staged
-from benchmarks.paper.claims import OURS, PAPER
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.figures.content import CONTENT
-from benchmarks.paper.figures.pictures import PICTURES
-from benchmarks.paper.page import _HEADINGS
-from benchmarks.paper.plan import EFFECTIVE_BATCH, FIGURES, Scale, experiments, quick
+from benchmarks.paper.plan import EFFECTIVE_BATCH, FIGURES, Scale, experiments
 from benchmarks.paper.runner import command
 
 FULL = Scale()
@@ -36,49 +30,6 @@ def test_a_key_differs_where_any_setting_does() -> None:
     base = Experiment("mnist")
     keys = {replace(base, **{name: value}).key for name, value in NOT_THE_SAME.items()}
     assert len(keys | {base.key}) == len(NOT_THE_SAME) + 1
-
-
-@pytest.mark.parametrize("scale", [FULL, quick("mnist"), quick("digits")], ids=["full", "quick", "digits"])
-def test_different_experiments_of_a_scale_have_different_keys(scale: Scale) -> None:
-    wanted = experiments(list(FIGURES), scale)
-    assert len({each.key for each in wanted}) == len(wanted) == len(set(wanted))
-
-
-def test_figures_share_what_they_have_in_common() -> None:
-    wanted = [each for name in FIGURES for group in FIGURES[name](FULL) for each in group.experiments]
-    assert len(experiments(list(FIGURES), FULL)) < len(wanted)
-    assert experiments(["3"], FULL) == experiments(["3", "3"], FULL)
-    assert set(experiments(["3", "8"], FULL)) < set(experiments(["1", "8"], FULL))
-
-
-def test_the_first_seed_of_everything_is_run_before_the_second() -> None:
-    seeds = [each.seed for each in experiments(["1", "8"], FULL)]
-    assert seeds == sorted(seeds)
-    assert set(seeds) == {0, 1, 2}
-
-
-@pytest.mark.parametrize("figure", FIGURES)
-def test_every_line_of_a_figure_has_a_name_of_its_own_and_every_seed(figure: str) -> None:
-    groups = FIGURES[figure](FULL)
-    assert len({(group.label, group.first.workers, group.first.learning_rate) for group in groups}) == len(groups)
-    for group in groups:
-        assert [each.seed for each in group.experiments] == [0, 1, 2]
-        assert {replace(each, seed=0) for each in group.experiments} == {group.first}
-
-
-def test_every_figure_has_a_drawing_and_a_heading_and_every_claim_a_figure() -> None:
-    assert CONTENT.keys() == PICTURES.keys() == FIGURES.keys() == _HEADINGS.keys()
-    assert {claim.figure for claim in (*PAPER, *OURS)} <= FIGURES.keys()
-
-
-def test_the_full_scale_is_the_papers() -> None:
-    (group,) = FIGURES["2"](FULL)
-    assert (group.first.workers, group.first.steps, group.first.batch_size, group.first.learning_rate) == (100, 937, 64, 0.05)
-    assert {each.first.workers for each in FIGURES["1"](FULL)} == {5, 10, 20, 30}
-    assert [(each.first.workers, each.first.kappa) for each in FIGURES["8"](FULL)] == [
-        (n, kappa) for n in (10, 30) for kappa in (1, 2, 3, 4)
-    ]
-    assert {each.first.learning_rate for each in FIGURES["6"](FULL)} == {0.1}
 
 
 def test_the_workers_of_fig_4_process_the_same_samples_in_the_same_simulated_time_a_sample() -> None:
@@ -102,8 +53,6 @@ def test_a_rule_with_local_steps_makes_fewer_commits_of_the_same_gradients() -> 
 def test_the_command_lines_have_options_that_the_commands_know() -> None:
     for experiment in experiments(["1", "6", "8", "conventions"], FULL):
         assert unknown(experiment, gem_train) == []
-    for experiment in experiments(["straggler", "churn"], FULL):
-        assert unknown(experiment, staged.main) == []
 
 
 def unknown(experiment: Experiment, target: Any) -> list[str]:
@@ -111,10 +60,3 @@ def unknown(experiment: Experiment, target: Any) -> list[str]:
     known = {name for parameter in target.params for name in parameter.opts}
     arguments = command(experiment, Path("data"), Path("runs"), processes=1000)[3:]
     return [argument for argument in arguments if argument.partition("=")[0] not in known]
-
-
-def test_workers_share_processes_only_where_they_are_more() -> None:
-    few = command(Experiment("mnist", workers=4), None, Path("runs"), processes=4)
-    many = command(Experiment("mnist", workers=5), None, Path("runs"), processes=4)
-    assert not any("--processes" in argument for argument in few)
-    assert "--processes=4" in many

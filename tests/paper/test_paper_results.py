@@ -27,12 +27,6 @@ def test_thinning_makes_means_of_the_numbers_around_a_version() -> None:
     assert kept["loss"][126:] == pytest.approx(1)
 
 
-def test_a_short_curve_is_left_as_it_is() -> None:
-    columns = {"version": np.arange(300.0), "loss": np.arange(300.0)}
-    assert {name: column.tolist() for name, column in thin(columns).items()} == {key: list(range(300)) for key in columns}
-    assert thin({}) == {}
-
-
 def test_a_result_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     experiment = Experiment("digits", workers=4, rule_options="a=1")
     saved = made_up(experiment)
@@ -43,17 +37,6 @@ def test_a_result_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     for name, column in saved.curves.items():
         np.testing.assert_allclose(loaded.curves[name], column, rtol=1e-5)
     assert replace(loaded, curves={}, evaluations={}, tensors={}) == replace(saved, curves={}, evaluations={}, tensors={})
-
-
-@pytest.mark.parametrize("harm", [0.0, 0.3, 0.999, "format", "experiment", "outcome", "curves", "versions"])
-def test_a_result_that_is_cut_off_or_lacks_something_does_not_count(tmp_path: Path, harm: float | str) -> None:
-    experiment, path = Experiment("digits", workers=4), tmp_path / "kept.json"
-    made_up(experiment).save(path)
-    assert load(path, replace(experiment, workers=5)) is None
-    whole = path.read_text().rstrip()
-    lacking = {name: value for name, value in json.loads(whole).items() if name != harm}
-    path.write_text(json.dumps(lacking) if isinstance(harm, str) else whole[: int(harm * len(whole))])
-    assert load(path, experiment) is None
 
 
 # -- what a run leaves

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.versus import figure
 from benchmarks.versus.analysis import cell, ratio
-from benchmarks.versus.cli import main
 from benchmarks.versus.measure import stored
 from benchmarks.versus.outcome import Outcome, Point, Run, crossing, outcome, thinned
-from benchmarks.versus.plan import RATE_PROFILE, RATE_SEED, Case, Choice, Results, best_rate, missing, rates, wanted
+from benchmarks.versus.plan import Case, Choice, Results, best_rate, missing, rates
 from benchmarks.versus.profiles import PROFILES
 
 DDP, OURS = Case("ddp", "transformer", 8), Case("gem", "transformer", 8)
@@ -94,18 +90,6 @@ def test_there_is_no_best_rate_before_all_are_measured_or_if_all_diverged() -> N
     assert best_rate(DDP, lambda run: replace(reached(None), diverged=True)) is None
 
 
-def test_rates_come_first_and_then_all_contenders_of_a_profile() -> None:
-    runs = list(islice(missing(Choice(("ddp", "gem"), ("transformer",)), lambda run: None), 8))
-    assert [run.contender for run in runs] == ["ddp"] * 4 + ["gem"] * 4
-    assert {(run.profile, run.seed, run.workers) for run in runs} == {(RATE_PROFILE, RATE_SEED, 8)}
-    later = [run for run in wanted(Choice(("ddp", "gem"), ("transformer",)), by_rate(0.01)) if run.seed != RATE_SEED]
-    assert [(run.contender, run.profile) for run in later[:4]] == [(n, p) for p in ("equal", "noisy") for n in ("ddp", "gem")]
-
-
-def test_profiles_that_the_machine_lacks_are_not_wanted() -> None:
-    assert "far" not in {run.profile for run in wanted(Choice(), by_rate(0.003), skipped=["far"])}
-
-
 def test_a_failed_run_is_tried_once() -> None:
     runs = list(missing(Choice(("gem",), ("transformer",), ("equal",), (8,), 1, quick=True), lambda run: None))
     assert runs == [OURS.run("equal", 0.003, 0)]
@@ -118,30 +102,7 @@ def test_the_ratio_takes_seeds_that_both_have_and_none_if_one_failed() -> None:
     assert ratio(mine, cell(DDP, "noisy", 0.01, lambda run: reached(None if run.seed else 100)), 1) is None
 
 
-def test_the_page_shows_times_ratios_and_what_is_missing(tmp_path: Path) -> None:
-    store = stored(tmp_path / "results.json", 400)
-    for case, rate in ((DDP, 0.01), (OURS, 0.003)):
-        for tried in rates(case, lambda run: None):
-            store.add(case.run(RATE_PROFILE, tried, RATE_SEED), reached(80 if tried == rate else 200))
-        for seed in range(3):
-            store.add(case.run("noisy", rate, seed), reached(120 if case == DDP else 60 + seed))
-    store.add(DDP.run("straggler", 0.01, 0), reached(None, 2.42))
-    done = CliRunner().invoke(main, ["--draw-only", "--out", str(tmp_path)], catch_exceptions=False)
-    assert done.exit_code == 0
-    written = (tmp_path / "README.md").read_text()
-    assert "| transformer | 8 | noisy | this server | 0.003 | 30 (30–31) | 0.51 | 61 (60–62) | 0.51 |" in written
-    for text in ("| transformer | 8 | straggler | PyTorch DDP | 0.01 |", "not (2.420)", "**0.01**: 80", "are missing**"):
-        assert text in written
-    assert (tmp_path / figure.NAME).exists()
-
-
-def test_results_with_another_limit_are_not_continued(tmp_path: Path) -> None:
-    stored(tmp_path / "results.json", 400).add(DDP.run("equal", 0.01, 0), reached(80))
-    done = CliRunner().invoke(main, ["--draw-only", "--limit", "100", "--out", str(tmp_path)])
-    assert (done.exit_code, "give the same --limit" in done.output) == (1, True)
-
-
 def test_results_come_back_as_they_were(tmp_path: Path) -> None:
     run, found = DDP.run("equal", 0.01, 0), replace(reached(80), curve=((0.0, 4.5, 0, 0), (2.0, None, 1, 1)))
-    stored(tmp_path / "results.json", 400).add(run, found)
-    assert stored(tmp_path / "results.json", 400)[Run(**vars(run))] == found
+    stored(tmp_path / "results.json").add(run, found)
+    assert stored(tmp_path / "results.json")[Run(**vars(run))] == found

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from benchmarks.peers.contenders.base import Contender
 from benchmarks.peers.contenders.floors import FLOORS
-from benchmarks.peers.contenders.gloo import GLOO
 from benchmarks.peers.contenders.ours import OURS
-from benchmarks.peers.contenders.pytorch_rpc import PYTORCH_RPC
-from benchmarks.peers.contenders.ray_actor import RAY
+from benchmarks.peers.contenders.pytorch import GLOO, PYTORCH_RPC
 
-CONTENDERS: tuple[Contender, ...] = (*OURS, *FLOORS, *PYTORCH_RPC, *RAY, *GLOO)
+CONTENDERS: tuple[Contender, ...] = (*OURS, *FLOORS, *PYTORCH_RPC, *GLOO)

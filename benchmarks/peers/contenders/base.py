@@ -66,23 +66,15 @@ class Contender(ABC):
         label: For tables and plots.
         rule: "gem", "add" or "none".
         transport: "shm", "tcp", "tls", "grpc" or "-".
-        floor: Name of the contender that does only the same transfer (or the same arithmetic).
         kind: "ours", "peer" or "floor".
-        requires: A module that must be importable.
-        install: What to install if it is not.
         of: Name that contenders share which differ in their settings alone; the fastest of them counts.
-        buffers: Estimated memory of all processes together, in arrays of P float32 values for each worker.
     """
 
     name: str
     label: str
     rule: str = "gem"
     transport: str = "tcp"
-    floor: str | None = None
     kind: ClassVar[str] = "peer"
-    requires: ClassVar[str | None] = None
-    install: ClassVar[str] = ""
-    buffers: ClassVar[int]
 
     @property
     def of(self) -> str:

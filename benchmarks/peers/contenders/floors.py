@@ -31,7 +31,6 @@ class FusedPass(Contender):
     """The rule alone, in one process: alternating commits of W workers, applied as in the server's apply thread."""
 
     kind: ClassVar[str] = "floor"
-    buffers: ClassVar[int] = 4
 
     def processes(self, workers: int) -> int:
         return 1
@@ -61,7 +60,6 @@ class GrpcEcho(OwnProcess):
     without decoding them."""
 
     kind: ClassVar[str] = "floor"
-    buffers: ClassVar[int] = 7
 
     def serve(self, place: Place, ready: Event) -> None:
         tune_allocator()
@@ -84,11 +82,6 @@ class GrpcEcho(OwnProcess):
             outgoing.put(None)
 
 
-def echo_handler(echo: Any) -> grpc.GenericRpcHandler:
-    """Serves the echo's method with this function."""
-    return grpc.method_handlers_generic_handler("benchmark.Echo", {"Echo": grpc.stream_stream_rpc_method_handler(echo)})
-
-
 async def _serve_echo(place: Place, ready: Event) -> None:
     chunks = -(-4 * place.parameters // CHUNK_BYTES)
 
@@ -98,7 +91,8 @@ async def _serve_echo(place: Place, ready: Event) -> None:
                 await context.write(frame)
 
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers([echo_handler(echo)])
+    handlers = {"Echo": grpc.stream_stream_rpc_method_handler(echo)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("benchmark.Echo", handlers)])
     server.add_insecure_port(place.address)
     await server.start()
     ready.set()
@@ -109,7 +103,6 @@ class SocketEcho(OwnProcess):
     """A socket, plain or TLS, and one thread for each worker: P floats are received into one buffer and sent back from it."""
 
     kind: ClassVar[str] = "floor"
-    buffers: ClassVar[int] = 3
 
     def serve(self, place: Place, ready: Event) -> None:
         if self.transport == "tls":
@@ -154,10 +147,9 @@ def receive(connection: socket.socket, into: memoryview) -> bool:
     return True
 
 
-GRPC_ECHO = GrpcEcho("grpc-echo", "floor: bare gRPC echo", "none")
 FLOORS = (
     FusedPass("fused-pass", "floor: fused pass alone", transport="-"),
-    GRPC_ECHO,
+    GrpcEcho("grpc-echo", "floor: bare gRPC echo", "none"),
     SocketEcho("tcp-echo", "floor: raw TCP echo", "none"),
     SocketEcho("tls-echo", "floor: raw TLS echo", "none", "tls"),
 )

@@ -23,8 +23,6 @@ class Ours(Contender):
     gradient_dtype: str = "float32"
     theta_dtype: str = "float32"
     kind: ClassVar[str] = "ours"
-    # The server's m, s and upload; the worker's gradient and θ; what is under way inside gRPC.
-    buffers: ClassVar[int] = 9
 
     @contextmanager
     def server(self, place: Place) -> Iterator[list[int]]:
@@ -52,11 +50,11 @@ class Ours(Contender):
 
 
 OURS = (
-    Ours("ours-shm", "this server, shared memory", "gem", "shm", "fused-pass"),
-    Ours("ours-tcp", "this server, TCP float32", "gem", "tcp", "tcp-echo"),
-    Ours("ours-tls", "this server, TLS float32", "gem", "tls", "tls-echo"),
-    Ours("ours-tls-bf16", "this server, TLS bfloat16 both ways", "gem", "tls", None, "bfloat16", "bfloat16"),
-    Ours("ours-grpc", "this server, gRPC float32", "gem", "grpc", "grpc-echo"),
+    Ours("ours-shm", "this server, shared memory", "gem", "shm"),
+    Ours("ours-tcp", "this server, TCP float32", "gem", "tcp"),
+    Ours("ours-tls", "this server, TLS float32", "gem", "tls"),
+    Ours("ours-tls-bf16", "this server, TLS bfloat16 both ways", "gem", "tls", "bfloat16", "bfloat16"),
+    Ours("ours-grpc", "this server, gRPC float32", "gem", "grpc"),
     Ours("ours-tcp-bf16", "this server, TCP bfloat16 both ways", gradient_dtype="bfloat16", theta_dtype="bfloat16"),
     Ours("ours-tcp-int8", "this server, TCP int8 up, bfloat16 down", gradient_dtype="int8", theta_dtype="bfloat16"),
 )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, MutableSequence, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import MutableSequence, Sequence
 from multiprocessing.sharedctypes import RawArray
 
 import gem_client
@@ -24,25 +22,8 @@ from benchmarks.versus.setup import Setup
 _POLL_SECONDS = 0.02
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Flags of the server.
-
-    Attributes:
-        label: As in tables and plots.
-        flags: By the model's optimizer.
-        rates: The learning rates to try first, by the model's optimizer.
-    """
-
-    label: str
-    flags: Mapping[str, tuple[str, ...]]
-    rates: Mapping[str, tuple[float, ...]]
-
-
+FLAGS = {"adamw": ("--rule=gem", "--optimizer=adamw"), "sgd": ("--rule=gem",)}  # of the server, by the model's optimizer
 _RATES = {"adamw": (0.001, 0.002, 0.003, 0.006), "sgd": (0.025, 0.05, 0.1, 0.2)}
-VARIANTS = {
-    "gem": Variant("this server", {"adamw": ("--rule=gem", "--optimizer=adamw"), "sgd": ("--rule=gem",)}, _RATES),
-}
 
 
 class Ours:
@@ -50,11 +31,11 @@ class Ours:
 
     members: int
 
-    def __init__(self, flags: Mapping[str, tuple[str, ...]], setup: Setup, family: Family) -> None:
+    def __init__(self, setup: Setup, family: Family) -> None:
         self._setup, self._family, self.members = setup, family, setup.workers + 1
         self._address = f"{setup.host}:{free_port()}"
         self._samples = RawArray("q", setup.workers)  # committed by each worker; the processes share it
-        family.start("server", _serve, self._address, (*flags[setup.optimizer], f"--learning-rate={setup.rate}"), setup)
+        family.start("server", _serve, self._address, setup)
         for worker in range(setup.workers):
             self.revive(worker)
         family.start("reader", _read, self._address, setup, self._samples)
@@ -63,9 +44,10 @@ class Ours:
         self._family.start(f"worker-{worker}", _work, self._address, self._setup, worker, self._samples)
 
 
-def _serve(address: str, flags: tuple[str, ...], setup: Setup) -> None:
-    command = [sys.executable, "-m", "gem_server", f"--listen={address}", "--metrics-listen=", "--until-stopped", *flags]
-    command += ["--shards=replicate", f"--batch-size={setup.problem().batch_size}", f"--seed={setup.seed}"]
+def _serve(address: str, setup: Setup) -> None:
+    command = [sys.executable, "-m", "gem_server", f"--listen={address}", "--metrics-listen=", "--until-stopped"]
+    command += [*FLAGS[setup.optimizer], f"--learning-rate={setup.rate}", f"--batch-size={setup.problem().batch_size}"]
+    command += ["--shards=replicate", f"--seed={setup.seed}"]
     command += [f"--rule={setup.settings['rule']}"] if "rule" in setup.settings else []  # the last one holds
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
     os.execvpe(command[0], command, environment | as_environment({"lane_listen": f"{setup.host}:0", **setup.settings}))
@@ -125,4 +107,4 @@ def _initialized(session: gem_client.Session) -> bool:
     return True
 
 
-CONTENDERS = {name: Contender(each.label, partial(Ours, each.flags), each.rates) for name, each in VARIANTS.items()}
+CONTENDERS = {"gem": Contender("this server", Ours, _RATES)}

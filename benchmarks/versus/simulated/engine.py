@@ -13,6 +13,7 @@ from gem_api.layout import Vector
 from torch import Tensor
 
 from benchmarks.versus.models import Problem
+from benchmarks.versus.outcome import crossing
 from benchmarks.versus.profiles import Profile
 from benchmarks.versus.simulated.methods import Asynchronous, Synchronous
 
@@ -79,12 +80,9 @@ class Curve:
 
     def time_to(self, loss: float) -> float | None:
         """When the loss was reached first, interpolated between two scores; None: never."""
-        for before, after in zip(range(len(self.losses)), range(1, len(self.losses)), strict=False):
-            above, below = self.losses[before], self.losses[after]
-            if below <= loss < above:
-                share = (above - loss) / (above - below)
-                return self.times[before] + share * (self.times[after] - self.times[before])
-        return None
+        points = [(time, each, 0, 0) for time, each in zip(self.times, self.losses, strict=True)]
+        found = crossing(points, loss)
+        return found and found[0]
 
 
 class Reply(NamedTuple):
@@ -172,34 +170,20 @@ class Cluster:
                 active = len(flying)
                 point = method.commit(worker, gradient, computed_on.point, version - computed_on.version, active)
                 version += 1
-                curve.gradients += self._gradients_of(method, worker)
+                curve.gradients += self.accumulated(worker)
                 reply = Reply(point, version)
             else:
                 reply = replies[worker] = Reply(method.join(worker), version)
             basis = replies[worker] if self.overlap else reply  # with overlap it began before the reply came
             replies[worker] = reply
-            count = self._gradients_of(method, worker)
-            update = self._work(method, worker, basis.point, steps[worker], count)
+            count = self.accumulated(worker)
+            gradients = [self._gradient(basis.point, worker, steps[worker] + each).copy() for each in range(count)]
             seconds = sum(self._times[worker](steps[worker] + each) for each in range(count))
-            flying[worker] = update, basis
+            flying[worker] = np.asarray(sum(gradients[1:], gradients[0]) / np.float32(count), np.float32), basis
             order += 1
             heapq.heappush(events, (now + seconds, order, worker, life))
             steps[worker] += count
         return curve
-
-    def _gradients_of(self, method: Asynchronous, worker: int) -> int:
-        """The number of gradients in each of the worker's commits."""
-        return max(method.local_steps, self.accumulated(worker))
-
-    def _work(self, method: Asynchronous, worker: int, point: Vector, step: int, count: int) -> Vector:
-        """A worker's update from `count` gradients: their mean, or the change that local steps make to its parameters."""
-        if method.local_steps == 1:
-            gradients = [self._gradient(point, worker, step + each).copy() for each in range(count)]
-            return np.asarray(sum(gradients[1:], gradients[0]) / np.float32(count), np.float32)
-        x = point
-        for each in range(count):
-            x = x + method.local_step(worker, self._gradient(x, worker, step + each), x)
-        return x - point
 
     def _gradient(self, theta: Vector, worker: int, step: int) -> Vector:
         gradient = self._network.gradient(theta, self.seed, worker, step)

@@ -32,13 +32,6 @@ class Adam:
         mean, square = self.take(gradient)
         return np.asarray(mean / (np.sqrt(square) + EPSILON) + F(DECAY) * theta, F)
 
-    def lion(self, gradient: Vector, h: float) -> Vector:
-        """Takes a gradient in as Lion does. Returns the direction of its step."""
-        beta1, beta2 = 0.9 ** (1 / h), 0.99 ** (1 / h)
-        sign = np.sign(F(beta1) * self._first + F(1 - beta1) * gradient)
-        self._first = F(beta2) * self._first + F(1 - beta2) * gradient
-        return np.asarray(sign, F)
-
 
 @dataclass
 class Synchronous:
@@ -73,7 +66,6 @@ class Asynchronous:
     """
 
     theta: Vector
-    local_steps: int = 1
 
     def start(self, theta: Vector) -> None:
         """Begins a run."""
@@ -85,11 +77,6 @@ class Asynchronous:
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
         """Takes the gradient that a worker computed on a point. Returns the point of its next one."""
-        raise NotImplementedError
-
-    def local_step(self, worker: int, gradient: Vector, x: Vector) -> Vector:
-        """The change that a worker's own optimizer makes to its parameters x. With more local steps than one, a commit has the
-        sum of theirs in place of a gradient."""
         raise NotImplementedError
 
 
@@ -133,17 +120,13 @@ class OwnSteps(Asynchronous):
     root: bool = False
     ahead: float = 0.0
     shrink: bool = False
-    local_steps: int = 1
 
     def start(self, theta: Vector) -> None:
         super().start(theta)
         self._adams: dict[int, Adam] = {}
 
-    def local_step(self, worker: int, gradient: Vector, x: Vector) -> Vector:
-        return -F(self.rate) * self._adams.setdefault(worker, Adam(gradient.size)).direction(gradient, x)
-
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
-        delta = gradient if self.local_steps > 1 else self.local_step(worker, gradient, point)
+        delta: Vector = -F(self.rate) * self._adams.setdefault(worker, Adam(gradient.size)).direction(gradient, point)
         if self.shrink:
             delta = delta / F(math.sqrt(workers))
         kappa = self.kappa * (math.sqrt(workers) if self.root else 1.0)
@@ -206,7 +189,6 @@ class LookAhead(Asynchronous):
         grows: κ grows with √n ("root") or n ("half": κ·n/2), or not ("not").
         against: How often |θ − s| counts if θ has moved less far than s in the direction of Δ.
         gradual: Whether ρ is multiplied by k/(k + 1).
-        optimizer: "adamw", "lion", or "sgd": a momentum that is a mean, so that the rate is 10 times that of PyTorch's.
     """
 
     rate: float
@@ -219,7 +201,6 @@ class LookAhead(Asynchronous):
     bound: str = "energy"
     grows: str = "root"
     gradual: bool = True
-    optimizer: str = "adamw"
     against: float = 1.0
     count: str = "staleness"
 
@@ -244,27 +225,17 @@ class LookAhead(Asynchronous):
 
     def _step(self, gradient: Vector, workers: float) -> Vector:
         h = {"h": (workers + 1) / 2, "n": workers, "commits": 1.0}[self.memory]
-        if self.optimizer == "lion":
-            direction = self._adam.lion(gradient, h) / F(math.sqrt(workers))
+        mean, square = self._adam.take(gradient, h)
+        if self.split:
+            direction = mean / (np.sqrt(square + F(workers - 1) * mean * mean) + EPSILON)
         else:
-            mean, square = self._adam.take(gradient, h)
-            if self.optimizer == "sgd":
-                direction = mean / F(math.sqrt(workers))
-            elif self.split:
-                direction = mean / (np.sqrt(square + F(workers - 1) * mean * mean) + EPSILON)
-            else:
-                direction = mean / (np.sqrt(square) + EPSILON) / F(math.sqrt(workers))
-        decay = 0.0 if self.optimizer == "sgd" else DECAY
-        return -F(self.rate) * (direction + F(decay) * self.theta)
+            direction = mean / (np.sqrt(square) + EPSILON) / F(math.sqrt(workers))
+        return np.asarray(-F(self.rate) * (direction + F(DECAY) * self.theta), F)
 
     def _pi(self, delta: Vector, moved: Vector, workers: float) -> Vector:
         if self.bound == "energy":
-            return matched(
-                self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "not": 1.0}[self.grows],
-                delta,
-                moved,
-                self.against,
-            )
+            growth = {"root": math.sqrt(workers), "half": workers / 2, "not": 1.0}[self.grows]
+            return matched(self.kappa * growth, delta, moved, self.against)
         if self.bound == "gap":
             with np.errstate(divide="ignore", invalid="ignore"):
                 gap = np.nan_to_num(np.abs(moved) / np.abs(delta), nan=0.0)

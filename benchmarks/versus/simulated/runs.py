@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 from gem_api.layout import Vector
 
 from benchmarks.lib.results import Store, plain
+from benchmarks.lib.runs import settings_of
 from benchmarks.versus.models import GOALS, Problem
 from benchmarks.versus.profiles import KINDS
 from benchmarks.versus.simulated import methods
-from benchmarks.versus.simulated.engine import Cluster, Curve
+from benchmarks.versus.simulated.engine import Cluster
 
 METHODS: Mapping[str, Any] = {
     "rounds": methods.Synchronous,  # DDP
@@ -26,7 +27,6 @@ METHODS: Mapping[str, Any] = {
     "paper": methods.PaperGem,
     "dana": methods.DanaAdamW,
 }
-WORDS = {"True": True, "False": False}
 
 
 @dataclass(frozen=True)
@@ -78,37 +78,29 @@ def stored(path: Path) -> Outcomes:
     return Store(path, "run", Run, vars, lambda run, row: Outcome(**row), {"format": 1})
 
 
+def make_and_keep(run: Run, data: Path | None, store: Outcomes) -> str:
+    """Makes a run, saves its outcome, and says what came out."""
+    store.add(run, outcome := make(run, _problem(run.model, data)))
+    return f"{outcome.second} units" if outcome.second is not None else f"not reached; lowest loss {outcome.lowest}"
+
+
+@cache
+def _problem(model: str, data: Path | None) -> Problem:
+    return GOALS[model].make(data)
+
+
 def make(run: Run, problem: Problem) -> Outcome:
     """Makes a run."""
-    goal = GOALS[run.model]
-    given: dict[str, Any] = {}
-    for setting in run.settings.split():
-        name, _, text = setting.partition("=")
-        given[name] = WORDS[text] if text in WORDS else _number(text)
+    losses, given = GOALS[run.model].losses, settings_of(run.settings)
     cluster = Cluster(
-        problem,
-        KINDS[run.profile],
-        run.workers,
-        run.seed,
-        run.limit,
-        goal.losses[1],
+        problem, KINDS[run.profile], run.workers, run.seed, run.limit, losses[1],
         overlap=given.pop("overlap", False),
         alter=ALTERED.get(given.pop("altered", "")),
         begins=JOINING[given.pop("joining", "together")],
         accumulated=ACCUMULATED[given.pop("accumulated", "once")],
-    )
+    )  # fmt: skip
     method = METHODS[run.method](**given)
-    return _outcome(cluster.train_together(method) if run.method == "rounds" else cluster.train_apart(method), goal.losses)
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text) if "." in text or "e" in text else int(text)
-    except ValueError:
-        return text
-
-
-def _outcome(curve: Curve, losses: tuple[float, float]) -> Outcome:
+    curve = cluster.train_together(method) if run.method == "rounds" else cluster.train_apart(method)
     first, second = (plain(curve.time_to(loss), 5) for loss in losses)
     lowest = plain(min(loss for loss in curve.losses if loss == loss), 5)
     assert lowest is not None
@@ -127,12 +119,5 @@ def _int8(gradient: Vector, worker: int, step: int) -> Vector:
 
 
 ALTERED = {"clipped": _clipped, "int8": _int8}
-JOINING: Mapping[str, Any] = {
-    "together": lambda worker: 0.0,
-    "late": lambda worker: 2.0 * worker,  # one joins every two units
-}
-ACCUMULATED: Mapping[str, Any] = {
-    "once": lambda worker: 1,
-    "twice": lambda worker: 2,
-    "varied": lambda worker: 1 + worker % 4,
-}
+JOINING: Mapping[str, Any] = {"together": lambda worker: 0.0, "late": lambda worker: 2.0 * worker}  # units
+ACCUMULATED: Mapping[str, Any] = {"once": lambda worker: 1, "twice": lambda worker: 2, "varied": lambda worker: 1 + worker % 4}

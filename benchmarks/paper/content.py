@@ -10,29 +10,10 @@ from typing import Any, TypeAlias
 
 from benchmarks.lib.page import count
 from benchmarks.lib.results import plain, write
+from benchmarks.paper import statistics as stats
 from benchmarks.paper.experiments import TRAINING_SAMPLES
 from benchmarks.paper.plan import BASIC_RULES, EFFECTIVE_BATCH
 from benchmarks.paper.results import Array
-from benchmarks.paper.statistics import (
-    Axis,
-    Band,
-    Measured,
-    Spread,
-    accuracy,
-    band,
-    columns,
-    data_epochs,
-    failed,
-    final_loss,
-    mean_pi,
-    over_seeds,
-    run_seconds,
-    samples,
-    seconds_to,
-    smooth,
-    spread,
-    worker_steps,
-)
 
 RULE_NAMES = {"gem": "GEM", "adaptive": "adaptive staleness", "downpour": "DOWNPOUR"}
 TARGET_LOSS = 0.5  # Fig. 4: what the runs are timed to
@@ -62,45 +43,45 @@ class Content:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def loss(measured: list[Measured]) -> Content:
+def loss(measured: list[stats.Measured]) -> Content:
     """Fig. 1: the training loss over worker steps, a panel for each number of workers; final loss and accuracy."""
     finals: dict[str, Lines] = {"final training loss": {}, "test accuracy": {}}
     for rule in BASIC_RULES:
         mine = [each for each in measured if each.experiment.rule == rule]
         x = [each.experiment.workers for each in mine]
-        finals["final training loss"][RULE_NAMES[rule]] = _points(x, [final_loss(each.results) for each in mine])
-        finals["test accuracy"][RULE_NAMES[rule]] = _points(x, [accuracy(each.results) for each in mine], 100)
+        finals["final training loss"][RULE_NAMES[rule]] = _points(x, [stats.final_loss(each.results) for each in mine])
+        finals["test accuracy"][RULE_NAMES[rule]] = _points(x, [stats.accuracy(each.results) for each in mine], 100)
     return Content("Fig. 1: three rules, more and more workers", _rules_by_workers(measured) | finals)
 
 
-def misspecified(measured: list[Measured]) -> Content:
+def misspecified(measured: list[stats.Measured]) -> Content:
     """Fig. 6: the three rules at twice the learning rate."""
     return Content("Fig. 6: a learning rate that is too large, η = 0.1", _rules_by_workers(measured))
 
 
-def many(measured: list[Measured]) -> Content:
+def many(measured: list[stats.Measured]) -> Content:
     """Fig. 2: training loss and test accuracy of the largest number of workers."""
     (each,) = measured
     n = each.experiment.workers
     curves = [(run.evaluations["version"] / n, 100 * run.evaluations["accuracy"]) for run in each.results]
-    scores = _line(over_seeds([pair for pair in curves if len(pair[0])]), _accuracy(each))
+    scores = _line(stats.over_seeds([pair for pair in curves if len(pair[0])]), _accuracy(each))
     panels = {"loss": {count(n): _curve(each, "loss")}, "test accuracy": {count(n): scores}}
     return Content(f"Fig. 2: {n} workers under GEM, {each.experiment.steps} steps each", panels)
 
 
-def pi(measured: list[Measured]) -> Content:
+def pi(measured: list[stats.Measured]) -> Content:
     """Fig. 3: the median π over worker steps, a line for each number of workers."""
     lines = {each.label: _curve(each, "pi_median") for each in measured}
     return Content("Fig. 3: the scaling factor π under GEM", {"pi": lines})
 
 
-def split_batch(measured: list[Measured]) -> Content:
+def split_batch(measured: list[stats.Measured]) -> Content:
     """Fig. 4: a batch of fixed size split over n workers, with simulated compute time."""
     workers = [each.experiment.workers for each in measured]
-    times = [spread(seconds_to(result, TARGET_LOSS, TARGET_WINDOW) for result in each.results) for each in measured]
+    times = [stats.spread(stats.seconds_to(result, TARGET_LOSS, TARGET_WINDOW) for result in each.results) for each in measured]
     panels = {
-        "loss over samples": {each.label: _curve(each, "loss", samples) for each in measured},
-        "loss over time": {each.label: _curve(each, "loss", run_seconds) for each in measured},
+        "loss over samples": {each.label: _curve(each, "loss", stats.samples) for each in measured},
+        "loss over time": {each.label: _curve(each, "loss", stats.run_seconds) for each in measured},
         "time to a loss": {"measured": _points(workers, times)},
     }
     seconds = measured[0].experiment.step_seconds * workers[0]
@@ -108,30 +89,30 @@ def split_batch(measured: list[Measured]) -> Content:
     return Content(title, panels)
 
 
-def against_sequential(measured: list[Measured]) -> Content:
+def against_sequential(measured: list[stats.Measured]) -> Content:
     """Fig. 5: training and validation loss over data epochs."""
     validation = {}
     for each in measured:
         per_version = each.experiment.batch_size / TRAINING_SAMPLES[each.experiment.task]
         curves = [(run.evaluations["version"] * per_version, run.evaluations["loss"]) for run in each.results]
-        validation[each.label] = _line(over_seeds([pair for pair in curves if len(pair[0])]))
-    training = {each.label: _curve(each, "loss", data_epochs) for each in measured}
+        validation[each.label] = _line(stats.over_seeds([pair for pair in curves if len(pair[0])]))
+    training = {each.label: _curve(each, "loss", stats.data_epochs) for each in measured}
     title = "Fig. 5: GEM and sequential momentum SGD on the same amount of data"
     return Content(title, {"training": training, "validation": validation})
 
 
-def kappas(measured: list[Measured]) -> Content:
+def kappas(measured: list[stats.Measured]) -> Content:
     """Fig. 8: GEM with its proxy amplified by κ: the final loss, and the median π."""
     panels: dict[str, Lines] = {"final training loss": {}, "median π": {}}
     for n in sorted({each.experiment.workers for each in measured}):
         mine = [each for each in measured if each.experiment.workers == n]
         kappa = [each.experiment.kappa for each in mine]
-        panels["final training loss"][count(n)] = _points(kappa, [final_loss(each.results) for each in mine])
-        panels["median π"][count(n)] = _points(kappa, [mean_pi(each.results) for each in mine])
+        panels["final training loss"][count(n)] = _points(kappa, [stats.final_loss(each.results) for each in mine])
+        panels["median π"][count(n)] = _points(kappa, [stats.mean_pi(each.results) for each in mine])
     return Content("Fig. 8: the proxy amplified by κ", panels)
 
 
-def medians(measured: list[Measured]) -> Content:
+def medians(measured: list[stats.Measured]) -> Content:
     """Figs. 9 and 10: a panel for each tensor, biases last; a line for each number of workers."""
     names = [name for name in measured[0].results[0].tensors if name != "version"]
     names.sort(key=lambda name: name.endswith("bias"))
@@ -139,18 +120,18 @@ def medians(measured: list[Measured]) -> Content:
     return Content("Figs. 9 and 10: median π of each tensor under GEM, sampled twice a second", panels)
 
 
-def conventions(measured: list[Measured]) -> Content:
+def conventions(measured: list[stats.Measured]) -> Content:
     """Loss and π under the three snapshot conventions."""
     return Content(f"Snapshot conventions, {measured[0].experiment.workers} workers under GEM", _loss_and_pi(measured))
 
 
-def proxies(measured: list[Measured]) -> Content:
+def proxies(measured: list[stats.Measured]) -> Content:
     """The loss under GEM's own proxy and under others."""
     n = measured[0].experiment.workers
     return Content(f"What GEM compares a commit with: five proxies, {n} workers", _loss_and_pi(measured))
 
 
-def straggler(measured: list[Measured]) -> Content:
+def straggler(measured: list[stats.Measured]) -> Content:
     """A panel for each rule: all workers alike, and one of them ten times slower."""
     n, seconds = measured[0].experiment.workers, measured[0].experiment.step_seconds
     panels: dict[str, Lines] = {}
@@ -161,7 +142,7 @@ def straggler(measured: list[Measured]) -> Content:
     return Content(f"A straggler among {n} workers; a gradient takes the others {seconds:g} s (simulated)", panels)
 
 
-def churn(measured: list[Measured]) -> Content:
+def churn(measured: list[stats.Measured]) -> Content:
     """Loss and staleness of a cluster whose workers stay, and of one whose workers come and go."""
     panels: dict[str, Lines] = {"loss": {}, "staleness": {}}
     for each in measured:
@@ -172,7 +153,7 @@ def churn(measured: list[Measured]) -> Content:
     return Content(f"{measured[0].experiment.workers} workers under GEM that stay, or come and go", panels)
 
 
-def errors(measured: list[Measured]) -> Content:
+def errors(measured: list[stats.Measured]) -> Content:
     """Test error by the number of workers; a rule that was tried at several rates has its best, by its training loss."""
     lines: Lines = {}
     for label in dict.fromkeys(each.label for each in measured):
@@ -185,24 +166,24 @@ def errors(measured: list[Measured]) -> Content:
     return Content(f"From 1 to {most:,} workers, {measured[0].experiment.steps} steps each", {"test error": lines})
 
 
-def best_by_workers(measured: list[Measured]) -> list[Measured]:
+def best_by_workers(measured: list[stats.Measured]) -> list[stats.Measured]:
     """For each number of workers, in order, the one with the lowest training loss at the end: test data have no say."""
     counts = sorted({each.experiment.workers for each in measured})
     return [min((each for each in measured if each.experiment.workers == n), key=_final) for n in counts]
 
 
-def _rules_by_workers(measured: list[Measured]) -> dict[str, Lines]:
+def _rules_by_workers(measured: list[stats.Measured]) -> dict[str, Lines]:
     """For each number of workers the loss under each rule; a note says how many runs did not learn."""
     panels: dict[str, Lines] = {}
     for each in sorted(measured, key=lambda each: each.experiment.workers):
-        bad = failed(each.results)
+        bad = stats.failed(each.results)
         note = f"{bad} of {len(each.results)} runs did not learn" if bad else ""
         lines = panels.setdefault(count(each.experiment.workers), {})
         lines[RULE_NAMES[each.experiment.rule]] = _curve(each, "loss", note=note)
     return panels
 
 
-def _loss_and_pi(measured: list[Measured]) -> dict[str, Lines]:
+def _loss_and_pi(measured: list[stats.Measured]) -> dict[str, Lines]:
     """Variants of GEM: the loss, noted with the test accuracy, and the median π."""
     return {
         "loss": {each.label: _curve(each, "loss", note=_accuracy(each)) for each in measured},
@@ -210,46 +191,46 @@ def _loss_and_pi(measured: list[Measured]) -> dict[str, Lines]:
     }
 
 
-def _curve(each: Measured, column: str, x: Axis = worker_steps, note: str = "") -> Columns:
-    return _line(band(each.results, x, column), note)
+def _curve(each: stats.Measured, column: str, x: stats.Axis = stats.worker_steps, note: str = "") -> Columns:
+    return _line(stats.band(each.results, x, column), note)
 
 
-def _line(curve: Band, note: str = "") -> Columns:
+def _line(curve: stats.Band, note: str = "") -> Columns:
     return {name: _plain(getattr(curve, name)) for name in ("x", "mean", "low", "high")} | ({"note": note} if note else {})
 
 
-def _points(x: Sequence[float], values: list[Spread], scale: float = 1.0) -> Columns:
-    return {name: _plain(column) for name, column in columns(x, values, scale).items()}
+def _points(x: Sequence[float], values: list[stats.Spread], scale: float = 1.0) -> Columns:
+    return {name: _plain(column) for name, column in stats.columns(x, values, scale).items()}
 
 
 def _plain(values: Array) -> list[float | None]:
     return [plain(value, 5) for value in values.tolist()]
 
 
-def _accuracy(each: Measured) -> str:
-    return f"{accuracy(each.results).text('{:.2f}', 100)} %"
+def _accuracy(each: stats.Measured) -> str:
+    return f"{stats.accuracy(each.results).text('{:.2f}', 100)} %"
 
 
-def _median(each: Measured, tensor: str) -> Band:
+def _median(each: stats.Measured, tensor: str) -> stats.Band:
     """The smoothed median π of one tensor over worker steps."""
-    return over_seeds([
-        (run.tensors["version"] / run.experiment.workers, smooth(run.tensors[tensor], 0.1))
+    return stats.over_seeds([
+        (run.tensors["version"] / run.experiment.workers, stats.smooth(run.tensors[tensor], 0.1))
         for run in each.results
         if tensor in run.tensors
     ])  # fmt: skip
 
 
-def _error(each: Measured) -> Spread:
-    right = accuracy(each.results)
-    return Spread(1 - right.mean, 1 - right.high, 1 - right.low, right.count)
+def _error(each: stats.Measured) -> stats.Spread:
+    right = stats.accuracy(each.results)
+    return stats.Spread(1 - right.mean, 1 - right.high, 1 - right.low, right.count)
 
 
-def _final(each: Measured) -> float:
-    found = final_loss(each.results)
+def _final(each: stats.Measured) -> float:
+    found = stats.final_loss(each.results)
     return found.mean if found.count == len(each.results) else float("inf")
 
 
-CONTENT: dict[str, Callable[[list[Measured]], Content]] = {
+CONTENT: dict[str, Callable[[list[stats.Measured]], Content]] = {
     "1": loss, "2": many, "3": pi, "4": split_batch, "5": against_sequential, "6": misspecified, "8": kappas, "9-10": medians,
     "conventions": conventions, "straggler": straggler, "churn": churn, "proxies": proxies, "beyond": errors,
 }  # fmt: skip

@@ -1,1 +1,0 @@
-"""Optimizers under many workers, on a character transformer and MNIST: `python -m benchmarks.models`."""

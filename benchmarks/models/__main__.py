@@ -1,3 +1,0 @@
-from benchmarks.models.cli import main
-
-main(prog_name="python -m benchmarks.models")
