@@ -22,7 +22,9 @@ from benchmarks.versus.setup import Setup
 _POLL_SECONDS = 0.02
 
 
-FLAGS = {"adamw": ("--rule=gem", "--optimizer=adamw"), "sgd": ("--rule=gem",)}  # of the server, by the model's optimizer
+# Flags of the server, by the model's optimizer, and settings: as before workers were kept in step, when the races were run.
+FLAGS = {"adamw": ("--rule=gem:growth=0", "--optimizer=adamw"), "sgd": ("--rule=gem",)}
+_SETTINGS = {"smallest_share": 1, "reply_wait": 0}
 _RATES = {"adamw": (0.001, 0.002, 0.003, 0.006), "sgd": (0.025, 0.05, 0.1, 0.2)}
 
 
@@ -50,7 +52,7 @@ def _serve(address: str, setup: Setup) -> None:
     command += ["--shards=replicate", f"--seed={setup.seed}"]
     command += [f"--rule={setup.settings['rule']}"] if "rule" in setup.settings else []  # the last one holds
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-    os.execvpe(command[0], command, environment | as_environment({"lane_listen": f"{setup.host}:0", **setup.settings}))
+    os.execvpe(command[0], command, environment | as_environment({**_SETTINGS, "lane_listen": f"{setup.host}:0", **setup.settings}))
 
 
 def _work(address: str, setup: Setup, worker: int, samples: MutableSequence[int]) -> None:
