@@ -52,7 +52,8 @@ def _serve(address: str, setup: Setup) -> None:
     command += ["--shards=replicate", f"--seed={setup.seed}"]
     command += [f"--rule={setup.settings['rule']}"] if "rule" in setup.settings else []  # the last one holds
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-    os.execvpe(command[0], command, environment | as_environment({**_SETTINGS, "lane_listen": f"{setup.host}:0", **setup.settings}))
+    settings = {**_SETTINGS, "lane_listen": f"{setup.host}:0", **setup.settings}
+    os.execvpe(command[0], command, environment | as_environment(settings))
 
 
 def _work(address: str, setup: Setup, worker: int, samples: MutableSequence[int]) -> None:
