@@ -145,11 +145,14 @@ def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live
 
     monkeypatch.setattr("gem_client.transport.connection.open_network_lane", slow)
     with nothing_left_open():
-        session = connect(live.address, retry=Patience().retry())
+        patience = Patience()
+        session = connect(live.address, retry=patience.retry())
         joining = in_background(lambda: session.join(model()))
         assert at_the_door.wait(DEADLINE)
-        session.close()
+        session._member.links.stop()  # as `close` begins: the lease is there until it has left
         go_on.set()
+        wait_until(lambda: patience.pauses or joining.done(), "the session to try again")
+        session.close()
         with pytest.raises(InvalidRequest, match="closed"):
             joining.result(DEADLINE)
         assert session._member.links.lead.connection.lane is None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,8 @@ from gem_api.lane import PREFIX_BYTES, Kind, opening, parse_prefix
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Draining, ServerUnavailable, Session, connect
+from gem_client.transport import connection, pulse
 from gem_client.transport import lane as client_lane
-from gem_client.transport import pulse
 from gem_client.transport.commit_stream import CommitStream
 from kit.listening import answering
 from kit.model import (
@@ -116,49 +115,42 @@ def test_a_server_without_a_lane_is_no_matter_for_a_warning(caplog: pytest.LogCa
     assert warnings_of(caplog) == []
 
 
-def refusing(monkeypatch: pytest.MonkeyPatch, error: Exception, times: float = math.inf) -> None:
-    """The next lanes over TCP can't be opened."""
-    open_lane, count = client_lane.open_network_lane, itertools.count()
+def failing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception, calls: Container[int] = (1,)) -> None:
+    """Has these calls of a function fail, counted from 1."""
+    function, number = getattr(owner, name), itertools.count(1)
 
-    def refuse(*arguments: Any) -> client_lane.Lane:
-        if next(count) < times:
+    def call(*arguments: Any, **settings: Any) -> Any:
+        if next(number) in calls:
             raise error
-        return open_lane(*arguments)
+        return function(*arguments, **settings)
 
-    monkeypatch.setattr("gem_client.transport.connection.open_network_lane", refuse)
+    monkeypatch.setattr(owner, name, call)
 
 
 def test_a_server_that_shuts_down_before_the_lane_is_open_is_asked_for_another(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusing(monkeypatch, Draining("the server is shutting down"), times=1)
+    failing(monkeypatch, connection, "open_network_lane", Draining("the server is shutting down"))
     with connect(live.address, retry=Patience().retry()) as session:
         session.join(model())
         session.commit(GRADIENT)
         assert transports(live) == {session.name: "tcp"}
 
 
-@pytest.mark.parametrize(("breaks", "after"), [(1, "grpc"), (2, "tcp")])
+@pytest.mark.parametrize(("broken", "after"), [((1, 3), "grpc"), ((1, 2), "tcp")])
 def test_a_worker_over_grpc_chooses_anew_once_the_server_was_away(
-    breaks: int, after: str, live: Live, monkeypatch: pytest.MonkeyPatch
+    broken: tuple[int, ...], after: str, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not for one stream that broke, as behind a proxy that ends them: a port that drops packets costs seconds."""
+    """But not for a stream that broke now and then, as behind a proxy: to try a port that drops packets takes seconds."""
     with Wire(live.address, live) as wire, connect(wire.address, retry=Patience().retry()) as session:
-        refusing(monkeypatch, ConnectionRefusedError(), times=1)
+        failing(monkeypatch, connection, "open_network_lane", ConnectionRefusedError())
         session.join(model())
         session.commit(GRADIENT)
         assert transports(live) == {session.name: "grpc"}
-        exchange, left = CommitStream.exchange, itertools.count()
-
-        def broken(stream: CommitStream, *arguments: Any) -> Any:
-            if next(left) < breaks:
-                raise ServerUnavailable("the stream broke")
-            return exchange(stream, *arguments)
-
-        monkeypatch.setattr(CommitStream, "exchange", broken)
-        assert session.commit(GRADIENT).version == 2
+        failing(monkeypatch, CommitStream, "exchange", ServerUnavailable("the stream broke"), broken)
+        assert [session.commit(GRADIENT).version for _ in range(2)] == [2, 3]
         assert (transports(live), session.generation) == ({session.name: after}, 1)
-        assert outcomes(live) == {"applied": 2}
+        assert outcomes(live) == {"applied": 3}
 
 
 # -- lanes that break
@@ -196,6 +188,16 @@ def test_a_commit_whose_lane_breaks_for_good_goes_on_another_way_and_is_applied_
         np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
         assert transports(live) == {session.name: after}
     assert [("can't open a lane" in warning) for warning in warnings_of(caplog)].count(True) == (after == "grpc")
+
+
+def test_while_grpc_does_not_answer_either_a_broken_lane_is_waited_for(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is away: no reason to do without the lane for the rest of the lease."""
+    with trained(live, Patience()) as (wire, session):
+        stub = session._member.links.lead.connection._stub
+        failing(monkeypatch, stub, "OpenLane", ServerUnavailable("no server"))
+        wire.lanes[0].cut()
+        assert session.commit(GRADIENT).version == 2
+        assert (transports(live), outcomes(live)) == ({session.name: "tcp"}, {"applied": 2})
 
 
 @linux_only
@@ -250,7 +252,7 @@ def test_lanes_that_open_and_then_break_are_given_up(live: Live, caplog: pytest.
     ):
         session.join(model())
         for done in range(1, 4):
-            assert session.commit(GRADIENT).version == done
+            assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == done
         assert transports(live) == {session.name: "grpc"}
         assert len(said) == 4, "a hello and a commit on each of two lanes"
         assert outcomes(live) == {"applied": 3}
@@ -324,7 +326,7 @@ def test_a_lane_whose_port_falls_silent_leaves_its_commit_to_grpc(
     over = threading.Event()
     with halting(phase, live, over.wait) as address, connect(address, retry=Patience().retry()) as session:
         session.join({"w": np.zeros(LARGE, np.float32)})
-        refusing(monkeypatch, TimeoutError("timed out"))
+        failing(monkeypatch, connection, "open_network_lane", TimeoutError("timed out"), range(1, 100))
         answer = in_background(lambda: session.commit(np.ones(LARGE, np.float32))).result(DEADLINE)
         over.set()
         assert (answer.version, session.transport, session.generation) == (1, "grpc", 1)
