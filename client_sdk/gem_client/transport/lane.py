@@ -27,7 +27,7 @@ from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
-from gem_client.transport.pulse import LOOK_SECONDS, PortSilent, Pulse, silent_for
+from gem_client.transport.pulse import LOOK_SECONDS, Pulse, silent_for
 from gem_client.transport.security import Security
 from gem_client.transport.theta_receiver import ThetaReceiver
 
@@ -139,8 +139,6 @@ class Lane:
                     raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {expected}")
                 if theta is not None:
                     self._receive_theta(theta, sent)
-            except PortSilent:
-                raise ServerUnavailable("the lane broke: the server's port for it does not answer any more") from None
             except (TimeoutError, BlockingIOError):
                 raise ServerUnavailable("the lane broke: nothing moved on it for too long") from None
             except OSError as error:
