@@ -20,7 +20,7 @@ KINDS = [
     Kind(shared_memory=True, overlap=True),
     Kind(shards=True),
     Kind(overlap=True),
-    Kind(gradient_dtype="bfloat16", theta_dtype="bfloat16"),
+    Kind(lane=False, gradient_dtype="bfloat16", theta_dtype="bfloat16"),
     Kind(gradient_dtype="int8"),
 ]
 # Of unequal speed: with batches in proportion, they are in step.

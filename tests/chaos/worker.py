@@ -25,12 +25,13 @@ import time
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gem_client
 import numpy as np
 from gem_client.run.link import Link
 from gem_client.run.pending_commit import PendingCommit
+from gem_client.transport import connection
 
 SAMPLES = 6400
 _UNIT = 4096  # elements
@@ -38,10 +39,12 @@ _UNIT = 4096  # elements
 
 @dataclass(frozen=True)
 class Kind:
-    """A worker's settings for its connection to the server; and how many seconds a whole batch takes it."""
+    """A worker's settings for its connection to the server, and how many seconds a whole batch takes it. `lane`: whether it can
+    reach the lane's port; else its commits go over gRPC."""
 
     shared_memory: bool = False
     proxied: bool = True
+    lane: bool = True
     overlap: bool = False
     shards: bool = False
     gradient_dtype: str = "float32"
@@ -208,10 +211,16 @@ def commit_overlapping(session: gem_client.Session, gradients: Gradients, stop: 
         gradient, share, base = following, due, at_hand
 
 
+def _refused(*_: object) -> NoReturn:
+    raise ConnectionRefusedError("no way to the port")
+
+
 def main() -> None:
     told = orders(sys.argv[1])
     diary, kind = Diary(Path(told.diary)), told.kind
     logging.getLogger("gem_client").addHandler(diary)
+    if not kind.lane:
+        connection.open_network_lane = _refused  # type: ignore[attr-defined, assignment]
     retry = gem_client.Retry(give_up_after=120, first_pause=0.05, longest_pause=0.5)
     formats = {"gradient_dtype": kind.gradient_dtype, "theta_dtype": kind.theta_dtype}
     with gem_client.connect(

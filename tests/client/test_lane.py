@@ -22,7 +22,6 @@ from kit.model import (
     SIZE,
     Array,
     Patience,
-    Relay,
     Wire,
     ended,
     expire_all,
@@ -135,8 +134,7 @@ def close_in_mid_exchange(live: Live, wire: Wire) -> None:
             waiting.result(DEADLINE)
 
 
-def slow_opening() -> tuple[Callable[..., client_lane.Lane], threading.Event, threading.Event]:
-    """`open_network_lane` that waits at the door: the function, the event that it is there, and the one that lets it go on."""
+def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     at_the_door, go_on = threading.Event(), threading.Event()
     open_lane = client_lane.open_network_lane
 
@@ -145,47 +143,19 @@ def slow_opening() -> tuple[Callable[..., client_lane.Lane], threading.Event, th
         assert go_on.wait(DEADLINE)
         return open_lane(*arguments)
 
-    return slow, at_the_door, go_on
-
-
-def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, at_the_door, go_on = slow_opening()
     monkeypatch.setattr("gem_client.transport.connection.open_network_lane", slow)
     with nothing_left_open():
-        session = connect(live.address, retry=Patience().retry())
+        patience = Patience()
+        session = connect(live.address, retry=patience.retry())
         joining = in_background(lambda: session.join(model()))
         assert at_the_door.wait(DEADLINE)
-        session.close()
+        session._member.links.stop()  # as `close` begins: the lease is there until it has left
         go_on.set()
+        wait_until(lambda: patience.pauses or joining.done(), "the session to try again")
+        session.close()
         with pytest.raises(InvalidRequest, match="closed"):
             joining.result(DEADLINE)
         assert session._member.links.lead.connection.lane is None
-
-
-@pytest.mark.parametrize("closed", ["before it opens", "before it is used"])
-def test_a_lane_that_was_opened_again_is_closed_with_its_session(
-    closed: str, live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow, at_the_door, go_on = slow_opening()
-    with nothing_left_open(), Wire(live.address) as wire:
-        session = connect(wire.address)
-        session.join(model())
-        assert session.transport == "grpc"
-        monkeypatch.setattr("gem_client.transport.connection.open_network_lane", slow)
-        port, connection = lane_port_of(live), session._member.links.lead.connection
-        relay = Relay(socket.create_server((ELSEWHERE, port)), ("127.0.0.1", port))
-        connection.renew()
-        assert at_the_door.wait(DEADLINE)
-        if closed == "before it opens":
-            connection.stop()  # as the session does; the lease is there until it has left
-        go_on.set()
-        assert connection._seeker is not None
-        connection._seeker.join(DEADLINE)
-        assert (connection._found is None) == (closed == "before it opens")
-        session.close()
-        assert connection._found is None
-        assert relay.accepted == 1
-        relay.refuse()
 
 
 # -- forks

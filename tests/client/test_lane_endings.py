@@ -15,8 +15,8 @@ import pytest
 from gem_api.errors import Draining, LeaseEnded, Overloaded
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import FLOAT32
 from gem_client.transport.lane import Lane
+from gem_client.transport.theta_receiver import IN_FLOAT32
 from kit.certificates import Authority
 from kit.model import in_background
 from kit.raw_lane import ERROR, PREFIX, WELCOME, message
@@ -126,6 +126,6 @@ def exchange(client: socket.socket) -> None:
     gradient, theta = np.ones(SIZE, np.float32), np.empty(SIZE, np.float32)
     pieces = (gradient[at : at + (1 << 18)].view(np.uint8) for at in range(0, SIZE, 1 << 18))
     try:
-        lane.exchange(pb.CommitHeader(lease_id="lease", sequence=1), gradient.nbytes, pieces, theta, lambda _: FLOAT32)
+        lane.exchange(pb.CommitHeader(lease_id="lease", sequence=1), gradient.nbytes, pieces, theta, IN_FLOAT32)
     finally:
         lane.close()

@@ -43,9 +43,9 @@ def test_a_session_that_has_lost_the_wire_goes_on_where_it_was(transport: Transp
     ):
         session.join(model())
         for done in range(1, 4):
+            wire.cut()
             assert session.commit(GRADIENT).version == done
             assert transports(live) == {session.name: transport.name}
-            wire.cut()
         assert (session.generation, outcomes(live)) == (1, {"applied": 3})
 
 

@@ -10,7 +10,6 @@ from gem_api import lane, region
 from gem_api.errors import GemError
 from gem_api.v1 import errors_pb2, lane_pb2
 from gem_api.wire import WIRE_FORMATS
-from gem_client.transport.connection import LONGEST_REST
 from gem_client.transport.pulse import LOOK_SECONDS, SILENT_SECONDS, TRY_SECONDS
 from gem_server.lane.connection import HELLO_SECONDS, PATIENCE_SECONDS
 from gem_server.lane.listener import TOKEN_BYTES, TOKEN_SECONDS
@@ -114,4 +113,3 @@ def test_the_limits_of_the_page_are_those_of_the_server() -> None:
     assert f"no byte moves for {LOOK_SECONDS:g} seconds" in silent
     assert f"none has come for {SILENT_SECONDS:g} seconds" in silent
     assert f"it can't within {TRY_SECONDS:g} seconds" in silent
-    assert f"at most {LONGEST_REST + 1} more" in silent

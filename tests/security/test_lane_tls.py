@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from gem_api.v1 import lane_pb2, training_pb2
-from gem_api.wire import FLOAT32
 from gem_client import ServerUnavailable, connect
 from gem_client.run.pending_commit import PendingCommit
 from gem_client.transport.security import Security
+from gem_client.transport.theta_receiver import IN_FLOAT32
 from gem_server.security.access import ANYONE
 from gem_server.security.tls import TlsFiles
 from kit.certificates import Authority, Pair
@@ -118,7 +118,7 @@ def test_a_lane_that_another_thread_closes_stays_encrypted(live: Live, shown: di
         commit = PendingCommit("gradient", None, 0, session.base, sequence=1)
         header = session._member.links.lead._header(commit)
         with pytest.raises(ServerUnavailable):
-            lane.exchange(header, 2 * half.size, pieces(), np.empty(GRADIENT.size, np.float32), lambda _: FLOAT32)
+            lane.exchange(header, 2 * half.size, pieces(), np.empty(GRADIENT.size, np.float32), IN_FLOAT32)
         closing[0].result(DEADLINE)
         assert encrypted.fileno() == -1
 

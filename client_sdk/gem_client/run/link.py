@@ -10,20 +10,20 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
-from gem_api.errors import GemError, InvalidRequest, RejectedCommit, ServerUnavailable
-from gem_api.held_theta import HeldTheta
+from gem_api.errors import GemError, InvalidRequest, RejectedCommit
 from gem_api.layout import Vector
 from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
 from gem_api.update_kind import KINDS
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import FLOAT32, Encoder, Format, ThetaFormat
+from gem_api.wire import Encoder, Format
 
 from gem_client.retry import RETRYABLE, Retry, logging_failures
 from gem_client.run.pending_commit import PendingCommit
 from gem_client.transport.connection import Connection, Standing
 from gem_client.transport.side_thread import SideThread
+from gem_client.transport.theta_receiver import ThetaReceiver
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Link:
         self.batch_share = 1.0
         self.steps_done = 0
         self._encoder: Encoder | None = None
-        self._held: HeldTheta | None = None
+        self._receiver: ThetaReceiver | None = None
         self._working = threading.RLock()  # held while the side thread runs a task
         self._side: SideThread | None = None
         self._aborted = threading.Event()
@@ -120,7 +120,7 @@ class Link:
         that."""
         bounds = slice(*part.bounds(parameters))
         if (self.part, self._bounds) != (part, bounds):
-            self.part, self._bounds, self._encoder, self._held = part, bounds, None, None
+            self.part, self._bounds, self._encoder, self._receiver = part, bounds, None, None
 
     def view(self, whole: Vector) -> Vector:
         """The server's part of a packed buffer (float32, shape (P,)): a view of it, or the buffer itself if the server holds
@@ -148,7 +148,7 @@ class Link:
 
     def registered(self, registration: pb.RegisterWorkerResponse) -> None:
         """Takes a new lease, and renews it in the background until `leave`."""
-        self.registration, self.steps_done, self._held = registration, registration.steps_done, None
+        self.registration, self.steps_done, self._receiver = registration, registration.steps_done, None
         self.batch_share = 1.0
         self.connection.keep_alive(registration.lease_id, registration.lease_seconds / 3, self.caller.standing)
         self._renewed = True
@@ -161,8 +161,8 @@ class Link:
     # -- a commit
 
     def open_lane(self) -> None:
-        """Opens a lane for the lease's commits. If these still go over the network, compiles the conversion to the wire format
-        ahead of the first one, which takes about a second."""
+        """Chooses how the lease's commits travel. If that is over the network, compiles the conversion to the wire format ahead
+        of the first one, which takes about a second."""
         assert self.registration is not None
         size = self._bounds.stop - self._bounds.start
         self.connection.open_lane(self.registration.lease_id, size, self.caller.shared_memory)
@@ -206,8 +206,7 @@ class Link:
             theta: Receives the part of the new θ: float32, shape (its size,).
         """
         connection, gradient_format = self.connection, self.caller.gradient_format
-        connection.return_to_lane()
-        if connection.lane_broke:
+        if not connection.chosen:
             self.open_lane()
         region = self.region
         if region is not None:
@@ -219,26 +218,16 @@ class Link:
             return result
         # It keeps the gradients' rounding errors from one commit to the next.
         encoder = self._encoder = self._encoder or gradient_format.encoder(update.size)
-        header.theta_base = self._held.sequence if self._held is not None else 0
+        receiver = self._receiver = self._receiver or ThetaReceiver(self.caller.theta_format, theta.size)
+        header.theta_base = receiver.base
         if connection.lane is not None:
             nbytes = gradient_format.nbytes(update.size)
-            result = connection.commit_on_lane(header, nbytes, encoder.pieces(update), theta, self._form)
+            result = connection.commit_on_lane(header, nbytes, encoder.pieces(update), theta, receiver)
         else:
             opening = pb.CommitRequest(header=header).SerializeToString()
-            result = connection.commit_on_stream(encoder.frames(update, opening), theta, self._form)
+            result = connection.commit_on_stream(encoder.frames(update, opening), theta, receiver)
         encoder.applied()
         return result
-
-    def _form(self, result: pb.CommitResult) -> ThetaFormat:
-        """The format of the θ that comes with a result. Raises ServerUnavailable if it can't be understood."""
-        form = self.caller.theta_format
-        if isinstance(form, ThetaFormat):
-            return form
-        held = self._held = self._held or HeldTheta(self._bounds.stop - self._bounds.start)
-        is_difference = result.theta_dtype == form.dtype
-        if (is_difference and not held.sequence) or (not is_difference and result.theta_dtype != FLOAT32.dtype):
-            raise ServerUnavailable("the server sent θ in a format that was not asked for")
-        return held.form(result.sequence, is_difference)
 
     def _header(self, commit: PendingCommit) -> pb.CommitHeader:
         registration = self.registration

@@ -11,9 +11,9 @@ from gem_api.errors import ServerUnavailable
 from gem_api.framing import Assembly, ChunkView, parse_frame
 from gem_api.layout import Vector
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import ThetaFormat
 
 from gem_client.transport.channel import Stub, next_frame
+from gem_client.transport.theta_receiver import ThetaReceiver
 
 
 class CommitStream:
@@ -29,7 +29,7 @@ class CommitStream:
         self,
         frames: Iterable[bytes],
         theta: Vector,
-        form: Callable[[pb.CommitResult], ThetaFormat],
+        receiver: ThetaReceiver,
         progress: Callable[[], None],
     ) -> pb.CommitResult:
         """Sends one commit and receives its result.
@@ -37,7 +37,7 @@ class CommitStream:
         Args:
             frames: The commit's header and gradient.
             theta: Receives θ: float32, shape (P,).
-            form: Returns its wire format, given the result.
+            receiver: Knows its wire format.
             progress: Called for every frame sent or received.
 
         Raises:
@@ -50,7 +50,7 @@ class CommitStream:
         result, chunk = parse_frame(first, pb.CommitResponse)
         if result is None:
             raise ServerUnavailable("the server sent a chunk instead of a result")
-        receive_chunks(chunk, self._call, pb.CommitResponse, form(result).assembly(theta), progress)
+        receive_chunks(chunk, self._call, pb.CommitResponse, receiver.form(result).assembly(theta), progress)
         committed: pb.CommitResult = result
         return committed
 

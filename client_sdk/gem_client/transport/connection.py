@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -25,10 +24,9 @@ from gem_client.transport.channel import Stub, checked_address, next_frame, open
 from gem_client.transport.commit_stream import CommitStream, noting, receive_chunks
 from gem_client.transport.lane import Lane, open_memory_lane, open_network_lane
 from gem_client.transport.security import Security
+from gem_client.transport.theta_receiver import IN_FLOAT32, ThetaReceiver
 
 log = logging.getLogger("gem_client")
-LANES_IN_A_ROW = 2  # that may break without having carried a commit
-LONGEST_REST = 63  # renewals of the lease, between two tries to return to the lane
 
 
 class Standing:
@@ -64,6 +62,12 @@ class Standing:
 class Connection:
     """A worker's calls to the server. Each raises a GemError if it fails.
 
+    A lease's commits travel by the first of these that works: shared memory, the lane over TCP, gRPC. This is chosen when the
+    lease begins. If a lane breaks, it is chosen anew under the same lease, and the pending commit is sent again with its
+    sequence, so that nothing is lost or applied twice. gRPC takes over only if it answers while no lane can be opened: if it
+    does not answer either, the server is away, and the call is retried. What breaks twice without a commit in between is given
+    up: lanes that open and then break, for gRPC; and gRPC, for a new choice, because the server or the network was away.
+
     Args:
         address: The server's "host:port".
         timeout: Seconds that a unary call may take, and seconds without progress that a streaming call may take.
@@ -71,6 +75,7 @@ class Connection:
 
     Attributes:
         lane: The open lane; None: commits go over gRPC.
+        chosen: Whether that is what the next commit uses; else `open_lane` comes first.
     """
 
     def __init__(self, address: str, timeout: float, security: Security) -> None:
@@ -84,11 +89,8 @@ class Connection:
         self._standing = Standing()
         self._stream: CommitStream | None = None
         self.lane: Lane | None = None
-        self._lanes_left = 0  # how many may still break, without a commit in between, before gRPC carries the commits
-        self._found: tuple[str, Lane] | None = None  # a lane that was opened again, and its lease
-        self._seeker: threading.Thread | None = None  # opens it
-        self._rest = math.inf  # renewals that pass before a lane is opened again; infinity: the server has none
-        self._next_rest = 0.0  # and those that pass after that
+        self.chosen = False
+        self._broke = False  # whether the last attempt to commit did
         self._security = security
         self._stopped = False
 
@@ -101,15 +103,13 @@ class Connection:
     def keep_alive(self, lease_id: str, seconds: float, standing: Standing) -> None:
         """Renews this lease every `seconds` seconds from now on, in the background, until `leave` or `stop`, or until the
         worker is stalled."""
-        self._lanes_left, self._rest, self._next_rest = LANES_IN_A_ROW, 0, 0
         self._standing = standing
         self._lease_id = lease_id
         self._renew_timeout = min(self._timeout, max(1.0, seconds))  # a renewal that hangs leaves time for another
         self._background.start(seconds)
 
     def renew(self) -> None:
-        """Renews the lease of `keep_alive`, once: on its lane if that is free, else over gRPC. While gRPC carries the commits,
-        tries now and then to open a lane again."""
+        """Renews the lease of `keep_alive`, once: on its lane if that is free, else over gRPC."""
         lane, lease_id, standing = self.lane, self._lease_id, self._standing
         waiting = standing.waiting
         if not lease_id or standing.stalled == lease_id or (lane is not None and not waiting and lane.renew()):
@@ -125,8 +125,6 @@ class Connection:
                     "; ".join(f"{name}: {calls}" for name, calls in where_threads_stand(but="gem-session").items()),
                 )
             raise
-        if not self._lanes_left and self._found is None:
-            self._seek_lane(lease_id)
 
     def leave(self, lease_id: str, timeout: float) -> None:
         """Leaves the run. The lease is renewed no more, even if the call fails."""
@@ -180,37 +178,30 @@ class Connection:
         pulled: pb.PullHeader = header
         return pulled
 
-    def commit_on_stream(
-        self, frames: Iterable[bytes], theta: Vector, form: Callable[[pb.CommitResult], ThetaFormat]
-    ) -> pb.CommitResult:
-        """Sends a commit on the open stream, or opens one, and receives θ. See `CommitStream.exchange`."""
-        self._stream = stream = self._stream or CommitStream(self._stub)
-        try:
-            with self._background.watching(stream.cancel) as progress:
-                return stream.exchange(frames, theta, form, progress)
-        except BaseException:
-            self.drop_stream()
-            raise
-
-    # -- the lane
+    # -- commits
 
     def open_lane(self, lease_id: str, parameters: int, in_memory: bool) -> None:
-        """Opens a lane for the commits of a lease, with P parameters: with shared memory if that is wanted and the server is on
-        this machine, else over TCP. If neither can be opened, commits go over gRPC until one can, over TCP, or until the next
-        lease.
+        """Chooses how the commits of a lease travel, with P parameters. Opens a lane if the server has one: with shared memory
+        if that is wanted and the server is on this machine, else over TCP. If neither can be opened, they go over gRPC.
 
         Raises GemError if the server does not answer or shuts down, or if the lease has ended.
         """
+        lane = self._try_lanes(lease_id, parameters, in_memory)
+        self.lane, self.chosen = lane, True
+        if self._stopped:  # by another thread, which did not see this lane
+            self.drop_stream()
+            raise ServerUnavailable("the connection was closed")
+
+    def _try_lanes(self, lease_id: str, parameters: int, in_memory: bool) -> Lane | None:
         failures: list[str] = []
         for is_memory in (True, False) if in_memory else (False,):
             try:
                 offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
             except InvalidRequest as error:
-                self._lanes_left, self._rest = 0, math.inf
                 log.info("commits go over gRPC: %s", error)
-                return
+                return None
             try:
-                self.lane = (
+                lane = (
                     open_memory_lane(offer, parameters, self._timeout)
                     if is_memory
                     else open_network_lane(offer, self._stub.address, self._security, self._timeout)
@@ -220,60 +211,16 @@ class Connection:
             except (GemError, OSError) as error:
                 failures.append(str(error))
                 continue
-            if self._stopped:  # by another thread, which did not see this lane
-                self.drop_stream()
-                raise ServerUnavailable("the connection was closed")
             if failures:
                 log.info("no shared memory with the server, so commits go over TCP: %s", failures[0])
-            return
-        self._lanes_left = 0
+            return lane
         log.warning("commits go over gRPC, which is slower: can't open a lane (%s)", "; ".join(failures))
-
-    def _seek_lane(self, lease_id: str) -> None:
-        """Has a lane opened again in a thread of its own, which delays neither commits nor renewals. Rests first: twice as long
-        after each try, since lanes that open and then break would make the worker stand still at each."""
-        if self._rest:
-            self._rest -= 1
-        elif self._seeker is None or not self._seeker.is_alive():
-            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest + 1, LONGEST_REST)
-            self._seeker = threading.Thread(target=self._open_again, args=(lease_id,), name="gem-session-lane", daemon=True)
-            self._seeker.start()
-
-    def _open_again(self, lease_id: str) -> None:
-        try:
-            offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
-            self._found = lease_id, open_network_lane(offer, self._stub.address, self._security, self._timeout)
-        except (GemError, OSError) as error:
-            log.debug("commits still go over gRPC: %s", error)
-        if self._stopped:
-            self._drop_found()
-
-    def return_to_lane(self) -> None:
-        """Takes the lane that was opened again, if there is one, for the next commit."""
-        found = self._found
-        if found is None or found[0] != self._lease_id:
-            self._drop_found()
-            return
-        self.drop_stream()
-        self._found, self.lane, self._lanes_left = None, found[1], 1
-        log.info("commits go over the lane again")
-        if self._stopped:
-            self.drop_stream()
-
-    def _drop_found(self) -> None:
-        found, self._found = self._found, None
-        if found is not None:
-            found[1].close()
+        return None
 
     @property
     def transport(self) -> str:
         """How commits travel: "memory", "tcp", "tls" or "grpc"."""
         return self.lane.transport if self.lane is not None else "grpc"
-
-    @property
-    def lane_broke(self) -> bool:
-        """Whether the lane that was open is not any more, so that another may be opened."""
-        return self.lane is None and self._lanes_left > 0
 
     def commit_on_lane(
         self,
@@ -281,28 +228,43 @@ class Connection:
         nbytes: int = 0,
         pieces: Iterable[npt.NDArray[np.uint8]] = (),
         theta: Vector | None = None,
-        form: Callable[[pb.CommitResult], ThetaFormat] = lambda result: FLOAT32,
+        receiver: ThetaReceiver = IN_FLOAT32,
     ) -> pb.CommitResult:
-        """Makes one exchange on the open lane, as `Lane.exchange`. If lanes open and then break, or the server's port for them
-        is silent, gRPC carries the next commits."""
+        """Makes one exchange on the open lane. See `Lane.exchange`."""
         lane = self.lane
         if lane is None:
             raise ServerUnavailable("the connection was closed")  # by another thread
         try:
-            result = lane.exchange(header, nbytes, pieces, theta, form)
+            result = lane.exchange(header, nbytes, pieces, theta, receiver)
         except BaseException as error:
-            self.drop_stream()
-            if isinstance(error, ServerUnavailable):
-                self._lanes_left = 0 if lane.silent else self._lanes_left - 1
-                if not self._lanes_left:
-                    why = str(error) if lane.silent else f"lanes open and then break ({error})"
-                    log.warning("commits go over gRPC, which is slower: %s", why)
+            self.chosen = self._broke_again(error)
+            if self.chosen:
+                log.warning("commits go over gRPC, which is slower: lanes open and then break (%s)", error)
             raise
-        self._lanes_left, self._rest, self._next_rest = LANES_IN_A_ROW, 0, 0
+        self._broke = False
         return result
 
+    def commit_on_stream(self, frames: Iterable[bytes], theta: Vector, receiver: ThetaReceiver) -> pb.CommitResult:
+        """Sends a commit on the open stream, or opens one, and receives θ. See `CommitStream.exchange`."""
+        self._stream = stream = self._stream or CommitStream(self._stub)
+        try:
+            with self._background.watching(stream.cancel) as progress:
+                result = stream.exchange(frames, theta, receiver, progress)
+        except BaseException as error:
+            self.chosen = not self._broke_again(error)
+            raise
+        self._broke = False
+        return result
+
+    def _broke_again(self, error: BaseException) -> bool:
+        """Ends what a commit has failed on. Returns whether it broke, and the one before too, with no commit in between."""
+        self.drop_stream()
+        before, self._broke = self._broke, isinstance(error, ServerUnavailable)
+        return before and self._broke
+
     def drop_stream(self) -> None:
-        """Ends the lane and the stream, if there are any."""
+        """Ends the lane and the stream, if there are any. The next commit chooses anew."""
+        self.chosen = False
         lane, self.lane = self.lane, None
         if lane is not None:
             lane.close()
@@ -315,7 +277,6 @@ class Connection:
         self._stopped = True
         self._background.close()
         self.drop_stream()
-        self._drop_found()
 
     def close(self) -> None:
         self.stop()

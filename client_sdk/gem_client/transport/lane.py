@@ -27,8 +27,9 @@ from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
-from gem_client.transport.pulse import LOOK_SECONDS, PortSilent, Pulse, silent_for
+from gem_client.transport.pulse import LOOK_SECONDS, Pulse, silent_for
 from gem_client.transport.security import Security
+from gem_client.transport.theta_receiver import ThetaReceiver
 
 CONNECT_SECONDS = 3.0  # a firewall that drops packets would otherwise cost minutes
 QUIET_SECONDS = 2.5  # without a packet on an idle lane: a renewal takes another way
@@ -50,7 +51,6 @@ class Lane:
 
     Attributes:
         region: Memory shared with the server, for the gradients and θ; None if they go through the socket.
-        silent: Whether it broke because the server's port does not answer any more.
     """
 
     def __init__(self, sock: socket.socket, token: bytes, parameters: int | None = None) -> None:
@@ -62,7 +62,6 @@ class Lane:
         self._ahead = self._room[:0]  # bytes that were received with a header, and belong to what follows it
         self._whole = 0  # the flag of `recv` that waits for all bytes
         self._pulse: Pulse | None = None
-        self.silent = False
         self._send(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)), ())
         self.region: Region | None = None
         if parameters is None:
@@ -116,7 +115,7 @@ class Lane:
         nbytes: int,
         pieces: Iterable[npt.NDArray[np.uint8]],
         theta: Vector | None,
-        form: Callable[[pb.CommitResult], ThetaFormat],
+        receiver: ThetaReceiver,
     ) -> pb.CommitResult:
         """Sends a commit and receives its result and θ.
 
@@ -125,7 +124,7 @@ class Lane:
             nbytes: Bytes of the gradient in its wire format; 0 if it is in the region.
             pieces: The gradient in its wire format.
             theta: Receives θ: float32, shape (P,). None: it is in the region afterwards.
-            form: Returns θ's wire format, given the result.
+            receiver: Knows θ's wire format.
 
         Raises:
             GemError: The server refuses the commit, or the connection broke. The lane can't be used again.
@@ -134,15 +133,12 @@ class Lane:
             try:
                 self._send(opening(Kind.COMMIT, header, nbytes), pieces)
                 result, payload = self._receive_message(Kind.RESULT, pb.CommitResult)
-                sent = form(result)
+                sent = receiver.form(result)
                 expected = sent.nbytes(theta.size) if theta is not None else 0
                 if payload != expected:
                     raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {expected}")
                 if theta is not None:
                     self._receive_theta(theta, sent)
-            except PortSilent:
-                self.silent = True
-                raise ServerUnavailable("the lane broke: the server's port for it does not answer any more") from None
             except (TimeoutError, BlockingIOError):
                 raise ServerUnavailable("the lane broke: nothing moved on it for too long") from None
             except OSError as error:

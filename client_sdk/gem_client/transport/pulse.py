@@ -16,10 +16,6 @@ TRY_SECONDS = 1.5  # that connecting may take: the system repeats its first pack
 _AGES = struct.Struct("=52xII")  # of Linux's tcp_info: tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds
 
 
-class PortSilent(Exception):
-    """No packet comes, and the port can't be reached."""
-
-
 class Pulse:
     """Watches one TCP connection while an exchange waits on it.
 
@@ -46,7 +42,7 @@ class Pulse:
 
         Raises:
             TimeoutError: No byte has moved for too long.
-            PortSilent: The lane is dead.
+            OSError: The lane is dead: no packet comes, and the port can't be reached.
         """
         now = self._clock()
         if not again:
@@ -56,7 +52,7 @@ class Pulse:
         if not self._silent():
             return
         if not _connects(self._sock.family, self._peer) and self._silent():
-            raise PortSilent
+            raise OSError("the server's port for it does not answer any more")
         self._alive_at = self._clock()
 
     def _silent(self) -> bool:
