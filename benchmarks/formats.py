@@ -13,10 +13,10 @@ from pathlib import Path
 import click
 import numpy as np
 from gem_api.framing import ChunkView
-from gem_api.held_theta import HeldTheta
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Vector
 from gem_api.wire import WIRE_FORMATS, Format, ThetaFormat
+from gem_api.worker_theta import WorkerTheta
 from gem_worker.tasks import load_task
 
 from benchmarks.lib.results import Store
@@ -59,14 +59,14 @@ class Wires:
     def __init__(self, formats: str, size: int) -> None:
         self._gradient, self._theta = (WIRE_FORMATS[name] for name in formats.split("/"))
         self._encoders = [self._gradient.encoder(size) for _ in range(WORKERS)]
-        self._held = [(HeldTheta(size), HeldTheta(size)) for _ in range(WORKERS)]
+        self._held = [(WorkerTheta(size), WorkerTheta(size)) for _ in range(WORKERS)]
 
     def down(self, worker: int, theta: Vector) -> Vector:
         if isinstance(self._theta, ThetaFormat):
             return _carried(self._theta, theta, self._theta)
         server, there = self._held[worker]
         known = server.sequence > 0
-        return _carried(server.form(server.sequence + 1, known), theta, there.form(server.sequence + 1, known))
+        return _carried(server.next_format(server.sequence + 1, known), theta, there.next_format(server.sequence + 1, known))
 
     def up(self, worker: int, update: Vector) -> Vector:
         arrived = np.empty_like(update)

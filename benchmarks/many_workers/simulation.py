@@ -12,7 +12,7 @@ import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.schedule import eta_change, factor, rate
-from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
+from gem_server.rules import PiStatistics, RuleInput, Shared, UpdateRule, rule_of
 from gem_worker.tasks import Task
 from torch.utils.data import default_collate
 
@@ -95,7 +95,7 @@ class _Round:
     still: list[float] = field(default_factory=list)
     proxy: list[float] = field(default_factory=list)
 
-    def add(self, loss: float, staleness: int, facts: PiFacts | None) -> None:
+    def add(self, loss: float, staleness: int, facts: PiStatistics | None) -> None:
         """Counts a commit."""
         self.losses.append(loss)
         self.staleness.append(staleness)

@@ -52,11 +52,11 @@ class Staged(Cluster):
     ending: bool = False
     gone: list[Member] = field(default_factory=list)
 
-    def tend(self, healthy: bool, now: float) -> None:
+    def supervise(self, healthy: bool, now: float) -> None:
         """As `Cluster` does, until the end is near. Raises ClusterError."""
         if self.ending:
             return
-        super().tend(healthy, now)
+        super().supervise(healthy, now)
         try:
             version = self.admin.status().version
         except GemError:

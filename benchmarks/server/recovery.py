@@ -13,9 +13,9 @@ import numpy as np
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_server.core.facts import Header
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
+from gem_server.core.values import Header
 from gem_server.durability import checkpoint, recovery
 from gem_server.durability.journal import Journal
 from gem_server.durability.log_file import LogFile

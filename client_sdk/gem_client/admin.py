@@ -72,7 +72,7 @@ class Admin:
         they have all that it counts as done, and perhaps commits that came since. The others must be reachable from here, with
         the same credentials. An error names the range that failed. Raises InvalidRequest if this server does not lead.
         """
-        status = self._status_of_lead()
+        status = self._status_of_leader()
         if status.peers:
             with all_ranges(self._stub, status, self._security) as servers:
                 return checkpoint_all(servers, status.run_id, self._timeout, timeout)
@@ -101,17 +101,17 @@ class Admin:
     def drain(self) -> int:
         """Makes the server apply the queued commits, write a checkpoint and exit; returns how many commits were queued.
 
-        If several servers hold the model and this one leads, all of them do so, the lead last. If one can't be reached, the
+        If several servers hold the model and this one leads, all of them do so, the leader last. If one can't be reached, the
         others still exit, and the error names it. Raises InvalidRequest if this server does not lead.
         """
-        status = self._status_of_lead("; to stop this one alone, send it SIGTERM")
+        status = self._status_of_leader("; to stop this one alone, send it SIGTERM")
         if status.peers:
             with all_ranges(self._stub, status, self._security) as servers:
                 return drain_all(servers, self._timeout)
         response: admin_pb2.DrainResponse = self._stub.Drain(admin_pb2.DrainRequest(), timeout=self._timeout)
         return response.queue_length
 
-    def _status_of_lead(self, otherwise: str = "") -> pb.GetStatusResponse:
+    def _status_of_leader(self, otherwise: str = "") -> pb.GetStatusResponse:
         """The status. Raises InvalidRequest if another server leads: only that one knows all ranges."""
         status = self.status()
         if status.range_index:

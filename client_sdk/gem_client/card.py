@@ -28,10 +28,10 @@ def card(name: str, member: Membership) -> str:
     """
     subtitle, own = "", {}
     try:
-        subtitle = f"server {member.links.lead.address}"
+        subtitle = f"server {member.links.leader.address}"
         own = {"version": f"{member.version:,}", "own commits": f"{member.steps_done:,}"}
         member.require_usable()
-        run = member.links.lead.connection.status(PATIENCE, curves=True)
+        run = member.links.leader.connection.status(PATIENCE, curves=True)
         subtitle, body = f"{_state(run)} · {subtitle} · run {run.run_id}", _run(run, own)
     except Exception as error:  # a notebook would show a traceback in place of the session
         body = _warning(_why(error)) + _facts(own)

@@ -37,10 +37,10 @@ class RangeServer:
 
 
 @contextmanager
-def all_ranges(lead: Stub, status: training_pb2.GetStatusResponse, security: Security) -> Iterator[list[RangeServer]]:
-    """The servers of all ranges of a run, in order, connected for the time of a `with` block. `status` is the lead's."""
+def all_ranges(leader: Stub, status: training_pb2.GetStatusResponse, security: Security) -> Iterator[list[RangeServer]]:
+    """The servers of all ranges of a run, in order, connected for the time of a `with` block. `status` is the leader's."""
     with ExitStack() as opened:
-        servers = [RangeServer(0, lead.address, lead)]
+        servers = [RangeServer(0, leader.address, leader)]
         for index, address in enumerate(status.peers, 1):
             address = checked_address(address)
             channel = open_channel(address, security)
@@ -52,7 +52,7 @@ def all_ranges(lead: Stub, status: training_pb2.GetStatusResponse, security: Sec
 def checkpoint_all(
     servers: Sequence[RangeServer], run_id: str, quick: float, timeout: float
 ) -> list[pb.CreateCheckpointResponse]:
-    """Makes the server of each range write a checkpoint of its own, while commits go on. The lead copies its range first: so
+    """Makes the server of each range write a checkpoint of its own, while commits go on. The leader copies its range first: so
     the others have all that it counts as done, and perhaps commits that came since.
 
     Args:
@@ -83,7 +83,7 @@ def checkpoint_all(
 def drain_all(servers: Sequence[RangeServer], timeout: float) -> int:
     """Shuts the servers of all ranges down; returns how many commits were queued.
 
-    The lead comes last: it knows the others, so the command can be repeated until then. The order loses nothing: every range
+    The leader comes last: it knows the others, so the command can be repeated until then. The order loses nothing: every range
     applies what is queued there, and a worker sends a commit again to the ranges that it has not reached once they are back.
 
     Raises:
@@ -111,7 +111,7 @@ def ranges_apart(*ranges: training_pb2.GetStatusResponse) -> int:
 def _require_none_older(
     written: Sequence[pb.CreateCheckpointResponse], statuses: Sequence[training_pb2.GetStatusResponse]
 ) -> None:
-    """Raises CheckpointFailed if a range is older than the lead, which was copied before it, by more than workers can cause."""
+    """Raises CheckpointFailed if a range is older than the leader, copied before it, by more than workers can cause."""
     for index, each in enumerate(written):
         if written[0].version - each.version > ranges_apart(statuses[0], statuses[index]):
             raise CheckpointFailed(

@@ -282,9 +282,9 @@ class Session:
         self._caller.require_open()
         require_evaluation(loss, accuracy, version)
         report = pb.ReportEvaluationRequest(version=self.version if version is None else version, loss=loss, accuracy=accuracy)
-        lead = self._member.links.lead
+        leader = self._member.links.leader
         with self._lock:
-            lead.call(lambda: lead.connection.report_evaluation(report))
+            leader.call(lambda: leader.connection.report_evaluation(report))
 
     def take_theta(self) -> Vector:
         """Pulls under the lease even if `pull` only reads: for `Optimizer`."""

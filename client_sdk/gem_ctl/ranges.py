@@ -1,4 +1,4 @@
-"""The servers of all ranges of θ: asks those that the lead names, and formats what they say."""
+"""The servers of all ranges of θ: asks those that the leader names, and formats what they say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gem_client.range_checkpoint import ranges_apart
 from gem_ctl import text
 
 COLUMNS = ("range", "server", "version", "parameters", "memory", "queue", "state")
-_OF_THE_RUN = (pb.RUN_STATE_WAITING, pb.RUN_STATE_TRAINING, pb.RUN_STATE_COMPLETE)  # others are of one server
+_RUN_STATES = (pb.RUN_STATE_WAITING, pb.RUN_STATE_TRAINING, pb.RUN_STATE_COMPLETE)  # others are of one server
 _ROW = "{:<6} {:<28} {:>10} {:>12} {:>22} {:>6}  {}"
 
 
@@ -50,20 +50,20 @@ class Peers:
         self._open_admin = open_admin
         self._asked: dict[str, _Server] = {}
 
-    def look(self, lead: pb.GetStatusResponse, patience: float) -> list[RangeState]:
-        """Asks all servers that the lead's status names, in order, and waits up to `patience` seconds for their responses.
+    def look(self, leader: pb.GetStatusResponse, patience: float) -> list[RangeState]:
+        """Asks all servers that the leader's status names, in order, and waits up to `patience` seconds for their responses.
 
         For a server that has not responded by then, the state is its last known one. Empty if there are no other ranges.
         """
-        for address in self._asked.keys() - set(lead.peers):
+        for address in self._asked.keys() - set(leader.peers):
             self._asked.pop(address).close()
-        servers = [self._server(address) for address in lead.peers]
+        servers = [self._server(address) for address in leader.peers]
         for server in servers:
-            server.ask(lead)
+            server.ask(leader)
         until = time.monotonic() + patience
         for server in servers:
             server.answered.wait(max(0.0, until - time.monotonic()))
-        return [server.with_age(server.state(index, lead)) for index, server in enumerate(servers, 1)]
+        return [server.with_age(server.state(index, leader)) for index, server in enumerate(servers, 1)]
 
     def _server(self, address: str) -> _Server:
         if address not in self._asked:
@@ -90,28 +90,28 @@ class _Server:
         self.answered = threading.Event()
         self.answered.set()
 
-    def ask(self, lead: pb.GetStatusResponse) -> None:
-        """Asks for the status, unless the last request is still under way. `lead` is the lead's, which was asked before."""
+    def ask(self, leader: pb.GetStatusResponse) -> None:
+        """Asks for the status, unless the last request is still under way. `leader` is the leader's, which was asked before."""
         if self.answered.is_set():
             self.answered.clear()
-            threading.Thread(target=self._ask, args=(lead,), daemon=True).start()
+            threading.Thread(target=self._ask, args=(leader,), daemon=True).start()
 
-    def _ask(self, lead: pb.GetStatusResponse) -> None:
+    def _ask(self, leader: pb.GetStatusResponse) -> None:
         try:
             self._admin = self._admin or self._open_admin(self._address)
             self._status, self._why = self._admin.status(), ""
-            self._age = _age(self._status, lead)
+            self._age = _age(self._status, leader)
         except (GemError, ValueError) as error:  # ValueError: the connection was closed meanwhile
             self._status = None
             self._why = f"unreachable: {text.error(error) if isinstance(error, GemError) else error}"
         finally:
             self.answered.set()
 
-    def state(self, index: int, lead: pb.GetStatusResponse) -> RangeState:
-        """The server's last known state, as the server of a range of the lead's run."""
+    def state(self, index: int, leader: pb.GetStatusResponse) -> RangeState:
+        """The server's last known state, as the server of a range of the leader's run."""
         status = self._status
-        trouble = self._why if status is None else _trouble(index, status, lead)
-        return RangeState(index, self._address, status if trouble else _with_the_runs_state(status, lead), trouble)
+        trouble = self._why if status is None else _trouble(index, status, leader)
+        return RangeState(index, self._address, status if trouble else _with_the_runs_state(status, leader), trouble)
 
     def with_age(self, state: RangeState) -> RangeState:
         """The same state; if nothing else is wrong with it, its trouble says whether the server's data is too old."""
@@ -122,37 +122,37 @@ class _Server:
             self._admin.close()
 
 
-def _age(status: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> str:
-    """Whether this server is more behind the lead, which was asked before it, than workers can cause; empty if not."""
-    if status.run_id != lead.run_id or lead.version - status.version <= ranges_apart(lead, status):
+def _age(status: pb.GetStatusResponse, leader: pb.GetStatusResponse) -> str:
+    """Whether this server is more behind the leader, which was asked before it, than workers can cause; empty if not."""
+    if status.run_id != leader.run_id or leader.version - status.version <= ranges_apart(leader, status):
         return ""
-    return f"older than range 0, at version {lead.version}: its folder was probably replaced; see gem-ctl reshard --help"
+    return f"older than range 0, at version {leader.version}: its folder was probably replaced; see gem-ctl reshard --help"
 
 
-def _trouble(index: int, status: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> str:
-    """Why this server is not that of this range of the lead's run; empty if it is."""
-    if (status.range_index, status.range_count) != (index, lead.range_count):
-        return f"holds range {status.range_index}/{max(1, status.range_count)}, not {index}/{lead.range_count}"
-    if status.run_id != lead.run_id and status.parameter_count:  # without a model, it joins the run with the first worker
+def _trouble(index: int, status: pb.GetStatusResponse, leader: pb.GetStatusResponse) -> str:
+    """Why this server is not that of this range of the leader's run; empty if it is."""
+    if (status.range_index, status.range_count) != (index, leader.range_count):
+        return f"holds range {status.range_index}/{max(1, status.range_count)}, not {index}/{leader.range_count}"
+    if status.run_id != leader.run_id and status.parameter_count:  # without a model, it joins the run with the first worker
         return f"serves another run: {status.run_id}"
     return ""
 
 
-def _with_the_runs_state(status: pb.GetStatusResponse | None, lead: pb.GetStatusResponse) -> pb.GetStatusResponse | None:
-    """The status of a server of the lead's run. A server that follows does not know the run's state; the lead does."""
-    if status is None or status.state != pb.RUN_STATE_FOLLOWING or lead.state not in _OF_THE_RUN:
+def _with_the_runs_state(status: pb.GetStatusResponse | None, leader: pb.GetStatusResponse) -> pb.GetStatusResponse | None:
+    """The status of a server of the leader's run. A server that follows does not know the run's state; the leader does."""
+    if status is None or status.state != pb.RUN_STATE_FOLLOWING or leader.state not in _RUN_STATES:
         return status
     shown = pb.GetStatusResponse()
     shown.CopyFrom(status)
-    shown.state = lead.state
+    shown.state = leader.state
     return shown
 
 
-def lines(address: str, lead: pb.GetStatusResponse, others: Sequence[RangeState]) -> list[str]:
+def lines(address: str, leader: pb.GetStatusResponse, others: Sequence[RangeState]) -> list[str]:
     """A line for each range and one for all together; none if there are no others."""
     if not others:
         return []
-    states = [RangeState(0, address, lead), *others]
+    states = [RangeState(0, address, leader), *others]
     return [_ROW.format(*COLUMNS), *(_ROW.format(*cells(state).values()) for state in states), total(states)]
 
 

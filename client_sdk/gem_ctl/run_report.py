@@ -22,7 +22,7 @@ from gem_ctl.recorded_run import RecordedRun, read_run
 from gem_ctl.text import counts, duration
 
 _MAX_ROWS = 100  # of the table of workers
-_NOT_SETTINGS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
+_START_FIELDS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
 _RAY = ("ray_address", "ray_labels", "ray_spread", "resources", "working_dir")  # settings of a run on Ray alone
 _OUTCOMES = {
     "complete": "complete",
@@ -99,7 +99,7 @@ def _has_times(run: RecordedRun) -> bool:
 
 
 def _settings(run: RecordedRun) -> dict[str, str]:
-    left_out = _NOT_SETTINGS if run.options.get("on") == "ray" else (*_NOT_SETTINGS, *_RAY)
+    left_out = _START_FIELDS if run.options.get("on") == "ray" else (*_START_FIELDS, *_RAY)
     return {name: _text(value) for name, value in run.options.items() if name not in left_out and _is_shown(value)}
 
 

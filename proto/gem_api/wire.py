@@ -2,7 +2,7 @@
 
 float32    4 bytes an element, without conversion or loss
 bfloat16   2 bytes an element, float32's range, 8 significant bits
-int8       about 1 byte an element: blocks with a scale each. Gradients with error feedback; θ as a difference: `held_theta`
+int8       about 1 byte an element: blocks with a scale each. Gradients with error feedback; θ as a difference: `worker_theta`
 
 `v1/tensors.proto` defines every bit.
 """
@@ -197,11 +197,11 @@ def wire_format(which: str | int) -> Format:
     raise InvalidRequest(f"wire dtype {which} is not valid: choose one of {choices}")
 
 
-def stated_theta_format(dtype: int) -> Format:
+def theta_format_of(dtype: int) -> Format:
     """The format of θ that a message names; float32 if it names none. Raises InvalidRequest if there is no such format."""
     return wire_format(dtype) if dtype else FLOAT32
 
 
-def whole(form: Format) -> ThetaFormat:
+def as_theta_format(format_: Format) -> ThetaFormat:
     """The format of a θ that is no difference to an earlier one."""
-    return form if isinstance(form, ThetaFormat) else FLOAT32
+    return format_ if isinstance(format_, ThetaFormat) else FLOAT32

@@ -12,13 +12,13 @@ from gem_api.errors import Draining, GemError, LeaseEnded, RuleFailed
 
 from gem_server.commit_times import CommitTimes
 from gem_server.core.commits import Commit, Step
-from gem_server.core.facts import Applied
 from gem_server.core.leases import Lease
 from gem_server.core.releases import Releases
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Applied
 from gem_server.event_loop import running_loop
 from gem_server.held_replies import HeldReplies, Waited
-from gem_server.rules import PiFacts
+from gem_server.rules import PiStatistics
 
 T = TypeVar("T")
 # Up to this size, work runs on the event loop's thread: it takes about a millisecond, and a hand-over to a thread half of one.
@@ -177,7 +177,7 @@ class ApplyLoop:
         finally:
             commit.upload.release()
 
-    def _finish(self, step: Step, pi: PiFacts | None, times: CommitTimes) -> Applied:
+    def _finish(self, step: Step, pi: PiStatistics | None, times: CommitTimes) -> Applied:
         now = times.applied = self._clock()
         applied = self._core.finish(step, pi, now)
         for observe in self._observers:

@@ -11,8 +11,8 @@ from typing import Any
 from gem_api.errors import LeaseEnded
 
 from gem_server.core.commits import Step
-from gem_server.core.facts import Ended
 from gem_server.core.releases import Releases
+from gem_server.core.values import Ended
 from gem_server.event_loop import DecidingLoop
 
 Waited = Callable[[str, float], None]

@@ -28,7 +28,7 @@ from gem_server.rules import is_users, where_raised
 from gem_server.security.exposure import what_is_open
 from gem_server.telemetry.health import BEAT_SECONDS
 from gem_server.warm_up import warm_up
-from gem_server.wiring import Parts
+from gem_server.wiring import Wiring
 
 LAG_SECONDS = 0.25  # between two looks at the event loop's lag
 
@@ -80,7 +80,7 @@ def _handle_ending(handler: Callable[[int, FrameType | None], None] | signal.Han
 
 
 class Server:
-    """A server's life. Its `parts` are made and resumed with it, and run from `start` to the end of `stopped`.
+    """A server's life. Its parts are made and resumed with it, and run from `start` to the end of `stopped`.
 
     Args:
         config: The server's configuration.
@@ -92,7 +92,7 @@ class Server:
         StartError: Wrong settings, an address in use, or no usable checkpoint.
 
     Attributes:
-        parts: What it is made of.
+        wiring: Its parts.
         core: The state machine.
         registry: Its metrics.
         port: The port that gRPC is served on.
@@ -103,8 +103,8 @@ class Server:
         self._config, self._logger = config, logger
         self._stop = asyncio.Event()
         with ExitStack() as opened:  # a start that fails closes its files and sockets
-            self.parts = Parts(config, clock, wall, logger, self.stop, opened)
-            self.core, self.registry, self.port = self.parts.core, self.parts.registry, self.parts.endpoint.port
+            self.wiring = Wiring(config, clock, wall, logger, self.stop, opened)
+            self.core, self.registry, self.port = self.wiring.core, self.wiring.registry, self.wiring.endpoint.port
             self._begin_log()
             self._end_unfit_leases()
             opened.pop_all()
@@ -115,10 +115,10 @@ class Server:
 
     def _begin_log(self) -> None:
         """Writes the checkpoint that the write-ahead log follows, if there is a log and θ has a value. Raises StartError."""
-        if self.parts.group_commit is None or not self.core.central.initialized:
+        if self.wiring.group_commit is None or not self.core.central.initialized:
             return
         try:
-            self.parts.checkpointer.write_now()
+            self.wiring.checkpointer.write_now()
             recovery.begin_life(self.core)
         except CheckpointFailed as error:
             raise StartError(
@@ -129,13 +129,13 @@ class Server:
     def _end_unfit_leases(self) -> None:
         """Ends the leases of a resumed run whose workers can't continue as they are. The write-ahead log must exist by now,
         because it records this."""
-        owned = self.parts.endpoint.access.asks
+        owned = self.wiring.endpoint.access.asks
         if ended := self.core.end_unfit(lambda lease: bool(lease.owner) != owned):
             self._logger.warning(
                 "credentials are now required, or no longer required: the run's workers must register again",
                 leases=len(ended),
             )  # fmt: skip
-        if self.parts.outdated and (ended := self.core.end_unfit(lambda _: True)):
+        if self.wiring.outdated and (ended := self.core.end_unfit(lambda _: True)):
             self._logger.warning(
                 "hyperparameters that workers use have changed: the run's workers must register again", leases=len(ended)
             )
@@ -147,15 +147,15 @@ class Server:
             if not await self._warm_up():
                 await self._close()
                 return False
-            await self.parts.endpoint.start(self.parts.why_stalled)
-            self.parts.lane.start()
+            await self.wiring.endpoint.start(self.wiring.why_stalled)
+            self.wiring.lane.start()
         except BaseException:
             await self._close()
             raise
-        self._applying = start_chore("apply", self.parts.apply_loop.run, self._logger)
+        self._applying = start_chore("apply", self.wiring.apply_loop.run, self._logger)
         self._chores = [start_chore(name, chore, self._logger) for name, chore in self._new_chores()]
-        if self.parts.group_commit:
-            self._logging = start_chore("log", self.parts.group_commit.run, self._logger)
+        if self.wiring.group_commit:
+            self._logging = start_chore("log", self.wiring.group_commit.run, self._logger)
         self._log_start()
         return True
 
@@ -188,23 +188,23 @@ class Server:
 
     def _new_chores(self) -> Iterator[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]:
         """The background tasks besides applying commits and writing the log, with their names. None ends by itself."""
-        config, parts = self._config, self.parts
-        yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
+        config, wiring = self._config, self.wiring
+        yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), wiring.training.expire_leases)
         yield "completion", partial(_repeat, 1.0, self._note_completion)
-        yield "view", partial(_repeat, SAMPLE_SECONDS, parts.view.sample)
-        if parts.endpoint.http_address:
-            yield "health", partial(_repeat, BEAT_SECONDS, parts.endpoint.health.beat)
-            yield "lag", partial(_measure_lag, parts.metrics.lagged)
-        yield "lane", parts.lane.run
-        yield "regions", partial(_repeat, 1.0, parts.lane.regions.take_back)
-        yield "turns", partial(_repeat, 0.1, parts.intake.pass_over)
-        if parts.history:
-            yield "history", partial(_repeat_in_thread, 1.0, parts.history.flush)
-        if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or parts.group_commit):
-            yield "checkpoints", partial(parts.checkpointer.every, config.checkpoint_interval or math.inf)
+        yield "view", partial(_repeat, SAMPLE_SECONDS, wiring.view.sample)
+        if wiring.endpoint.http_address:
+            yield "health", partial(_repeat, BEAT_SECONDS, wiring.endpoint.health.beat)
+            yield "lag", partial(_measure_lag, wiring.metrics.lagged)
+        yield "lane", wiring.lane.run
+        yield "regions", partial(_repeat, 1.0, wiring.lane.regions.take_back)
+        yield "turns", partial(_repeat, 0.1, wiring.intake.end_slow_turns)
+        if wiring.history:
+            yield "history", partial(_repeat_in_thread, 1.0, wiring.history.flush)
+        if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or wiring.group_commit):
+            yield "checkpoints", partial(wiring.checkpointer.every, config.checkpoint_interval or math.inf)
 
     def _log_start(self) -> None:
-        config, core, http = self._config, self.core, self.parts.endpoint.http_address
+        config, core, http = self._config, self.core, self.wiring.endpoint.http_address
         if config.checkpoint_dir is None:
             self._logger.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
         if core.rule.caution:
@@ -214,7 +214,7 @@ class Server:
             self._logger.warning(f"OPEN: {what}", close=how_to_close)
         self._log_kernel_settings()
         self._logger.info(
-            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=self.parts.lane.address or "off",
+            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=self.wiring.lane.address or "off",
             metrics=http or "none", page=f"http://{http}/" if http else "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
             rule=core.settings.rule,
@@ -256,8 +256,8 @@ class Server:
             Exception: A background task failed, and so ended the server.
         """
         await self._until_stop_or_failure()
-        await self.parts.endpoint.report_ending()
-        self.parts.training.drain()
+        await self.wiring.endpoint.report_ending()
+        self.wiring.training.drain()
         try:
             await self._finish_queue()
             log_error = await self._end_log()
@@ -279,12 +279,12 @@ class Server:
     async def _finish_queue(self) -> None:
         for chore in self._chores:
             chore.cancel()
-        self.parts.apply_loop.close()
+        self.wiring.apply_loop.close()
         await self._applying
 
     async def _end_log(self) -> Exception | None:
         """Acknowledges what was applied, then closes the write-ahead log. Returns the error if the log can't be written."""
-        group_commit = self.parts.group_commit
+        group_commit = self.wiring.group_commit
         if group_commit is None or self._logging is None:
             return None
         try:
@@ -304,23 +304,23 @@ class Server:
         Raises StartError after that error, or if the checkpoint can't be written."""
         log = f"can't write the write-ahead log: {str(log_error) or type(log_error).__name__}; " if log_error else ""
         try:
-            await self.parts.checkpointer.write_last()
+            await self.wiring.checkpointer.write_last()
         except CheckpointFailed as error:
-            left = self.parts.checkpointer.what_is_left()
+            left = self.wiring.checkpointer.what_is_left()
             raise StartError(f"{log}the last checkpoint could not be written; {left}: {error}") from error
         if log_error:
             what = advice(log_error, "check the disk" if isinstance(log_error, OSError) else "see the lines above")
             raise StartError(f"{log}the last checkpoint has all commits: {what}, then start again with --resume")
 
     async def _close(self) -> None:
-        parts = self.parts
-        await parts.endpoint.close()
-        await asyncio.to_thread(parts.lane.close)
-        await asyncio.to_thread(parts.traces.close)
-        if parts.history:
-            await asyncio.to_thread(parts.history.close)
-        if parts.directory_lock:
-            parts.directory_lock.close()
+        wiring = self.wiring
+        await wiring.endpoint.close()
+        await asyncio.to_thread(wiring.lane.close)
+        await asyncio.to_thread(wiring.traces.close)
+        if wiring.history:
+            await asyncio.to_thread(wiring.history.close)
+        if wiring.directory_lock:
+            wiring.directory_lock.close()
 
 
 async def _repeat(seconds: float, chore: Callable[[], None]) -> None:

@@ -40,7 +40,7 @@ from gem_server.telemetry.wire_metrics import WireMetrics
 Clock = Callable[[], float]
 
 
-class Parts:
+class Wiring:
     """All parts of a server, each made from the ones before it. None of them runs yet.
 
     Args:
@@ -108,15 +108,15 @@ class Parts:
         self.group_commit = self._new_group_commit(*log, logger, clock) if log else None
         self.checkpointer = Checkpointer(
             config.checkpoint_dir, config.checkpoint_keep, core, self.apply_loop, self.progress, clock, logger,
-            before=self.history.flush if self.history else lambda: None,
-            notified=self.group_commit.base_checkpoint_written if self.group_commit else lambda: None,
+            before_write=self.history.flush if self.history else lambda: None,
+            after_write=self.group_commit.base_checkpoint_written if self.group_commit else lambda: None,
             journal=self.group_commit.journal if self.group_commit else None, log_limit=config.log_limit,
         )  # fmt: skip
 
         durability = self.group_commit or Unlogged()
         loop, workers = running_loop(), lambda: len(core.leases.live)
         self.uploads = Uploads(core.memory, loop, clock, workers, durability.hurry)
-        self.replies = Turns[object](lambda turn: object(), lambda given: None, loop, clock, workers)
+        self.replies = Turns[object](lambda turn: object(), lambda slot: None, loop, clock, workers)
         self.view = RunView(
             core, self.progress, clock, self.history.earlier if self.history else None,
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,

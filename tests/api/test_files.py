@@ -81,7 +81,7 @@ def test_a_file_system_that_reserves_nothing_holds_a_log_all_the_same(tmp_path: 
 
 def test_a_server_that_can_not_write_its_log_says_what_to_do_about_this_error() -> None:
     server = Mock()
-    server.parts.checkpointer.write_last = AsyncMock()
+    server.wiring.checkpointer.write_last = AsyncMock()
     for error, what in ((OSError(errno.EFBIG, "File too large"), "ulimit -f"), (OSError(errno.EIO, ""), "check the disk")):
         with pytest.raises(StartError, match=rf"has all commits: .*{what}.*, then start again with --resume"):
             asyncio.run(Server._write_last(server, error))

@@ -150,7 +150,7 @@ def test_a_resend_is_the_same_bytes(name: str) -> None:
 @pytest.mark.parametrize("fmt", [wire.FLOAT32, wire.BFLOAT16])
 def test_a_format_for_a_whole_theta_remembers_nothing(fmt: wire.ThetaFormat) -> None:
     theta = np.random.default_rng(3).normal(size=999).astype("<f4")
-    assert wire.whole(fmt) is fmt
+    assert wire.as_theta_format(fmt) is fmt
     encoder = fmt.encoder(theta.size)
     first = list(encoder.frames(theta))
     encoder.applied()

@@ -134,17 +134,17 @@ class _Comparison:
 
     def _judge_runs(self) -> None:
         """They belong to one run, and hold all of θ."""
-        lead, *peers = self._contents
+        leader, *peers = self._contents
         parameters = sum(content.size for content in self._contents)
         for index, content in enumerate(self._contents):
             begin, end = bounds(parameters, index, len(self._contents))
             if content.size != end - begin:
                 self._verdict.object_to(f"range {index} has {content.size} elements; [{begin}, {end}) are expected")
         for index, content in enumerate(peers, 1):
-            if content.state["run_id"] != lead.state["run_id"]:
-                self._verdict.object_to(f"range {index} belongs to run {content.state['run_id']}, not {lead.state['run_id']}")
-            if unknown := content.opened - lead.opened:
-                self._verdict.object_to(f"range {index} has leases that the lead has not opened: {sorted(unknown)}")
+            if content.state["run_id"] != leader.state["run_id"]:
+                self._verdict.object_to(f"range {index} belongs to run {content.state['run_id']}, not {leader.state['run_id']}")
+            if unknown := content.opened - leader.opened:
+                self._verdict.object_to(f"range {index} has leases that the leader has not opened: {sorted(unknown)}")
 
     def _judge_sent(self) -> None:
         """Each server was sent its part of the gradient, whenever it was tried."""
@@ -192,14 +192,14 @@ class _Comparison:
             verdict.object_to(f"the servers said {verdict.versions_at_rest} at rest; their logs say otherwise")
 
     def _judge_shards(self) -> None:
-        """A shard is completed by the lead, once the commits of all its samples were acknowledged by every server."""
-        lead, *peers = self._contents
-        size = lead.state["hyperparameters"]["shard_size"]
-        self._verdict.shards_completed = lead.completed.total()
+        """A shard is completed by the leader, once the commits of all its samples were acknowledged by every server."""
+        leader, *peers = self._contents
+        size = leader.state["hyperparameters"]["shard_size"]
+        self._verdict.shards_completed = leader.completed.total()
         for index, content in enumerate(peers, 1):
             if content.completed:
                 self._verdict.object_to(f"range {index} has completed shards: {sorted(content.completed)}")
-        for shard in lead.completed:
+        for shard in leader.completed:
             if self._sessions.samples[shard] != size:
                 self._verdict.object_to(
                     f"shard {shard} is completed, and commits of {self._sessions.samples[shard]} of its {size} samples were "

@@ -111,7 +111,7 @@ class Cluster:
             )
             for index in range(servers)
         ]  # fmt: skip
-        self.lead.peers = [server.proxied_address for server in self.servers[1:]]
+        self.leader.peers = [server.proxied_address for server in self.servers[1:]]
         self.workers: list[WorkerProcess] = []
         for server in self.servers:
             server.start()
@@ -119,7 +119,7 @@ class Cluster:
             self._start_worker(f"worker-{next(self._numbers)}", kind)
 
     @property
-    def lead(self) -> ServerProcess:
+    def leader(self) -> ServerProcess:
         """The server that workers connect to."""
         return self.servers[0]
 
@@ -127,7 +127,7 @@ class Cluster:
 
     def _start_worker(self, name: str, kind: Kind) -> None:
         number = next(self._seeds)
-        address = self.lead.proxied_address if kind.proxied else self.lead.address
+        address = self.leader.proxied_address if kind.proxied else self.leader.address
         diary = self.diaries.folder / f"{name}-{number}.jsonl"
         told = Orders(address, name, str(diary), str(self._stop), self._parameters, number, kind)
         with (self._folder / f"{name}.log").open("ab") as log:

@@ -100,7 +100,7 @@ class Ballast:
 
 def stalled(cluster: Cluster) -> bool:
     """Whether the server's metric `gem_log_stalled` is 1."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.lead.metrics_port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.leader.metrics_port}/metrics", timeout=10) as answer:
         return "\ngem_log_stalled 1.0\n" in answer.read().decode()
 
 
@@ -128,14 +128,14 @@ def _run(folder: Path, seed: int, report: DiskReport) -> None:
         wait_until(lambda: not stalled(cluster), "the metric says that all is well", DEADLINE)
         report.recovered += 1
         _fill(cluster, ballast, report)
-        cluster.lead.kill()
+        cluster.leader.kill()
         ballast.drop()
-        cluster.lead.start()
+        cluster.leader.start()
         cluster.wait_acknowledged(20)
         assert not stalled(cluster)
         report.recovered += 1
         cluster.finish()
-        report.verdict = check([cluster.lead.checkpoints], cluster.diaries.paths())
+        report.verdict = check([cluster.leader.checkpoints], cluster.diaries.paths())
     finally:
         cluster.close()
     report.workers_told = sum(REFUSAL in path.read_text() for path in cluster.diaries.paths())
@@ -152,5 +152,5 @@ def _fill(cluster: Cluster, ballast: Ballast, report: DiskReport) -> None:
     wait_until(lambda: stalled(cluster), "the metric says that the log is stalled", DEADLINE)
     for path, before in told.items():
         wait_until(partial(_has_more_refusals, path, before), f"{path.name} is told", DEADLINE)
-    cluster.lead.require_alive()
+    cluster.leader.require_alive()
     report.stalls += 1

@@ -109,15 +109,15 @@ def commits(session: gem_client.Session, kind: Kind, gradients: Gradients) -> It
         yield
 
 
-def commit_to_lead_alone(session: gem_client.Session, gradient: Any) -> None:
-    """Sends the lead its part of a commit, then disappears: as a worker that is killed in between."""
+def commit_to_leader_alone(session: gem_client.Session, gradient: Any) -> None:
+    """Sends the leader its part of a commit, then disappears: as a worker that is killed in between."""
     member = session._member
 
-    def to_lead(work: Callable[[Any], Any]) -> Any:
-        work(member.links.lead)
+    def to_leader(work: Callable[[Any], Any]) -> Any:
+        work(member.links.leader)
         raise KeyboardInterrupt
 
-    member.links.at_once = to_lead  # type: ignore[method-assign]
+    member.links.at_once = to_leader  # type: ignore[method-assign]
     with contextlib.suppress(KeyboardInterrupt):
         member.commit(PendingCommit("gradient", None, 1, session.base, gradient))
     member.links.stop()
@@ -125,7 +125,7 @@ def commit_to_lead_alone(session: gem_client.Session, gradient: Any) -> None:
 
 
 def honest(folder: Path, servers: int) -> Left:
-    """Workers that took turns to commit, one in each format, and one that was killed once the lead had its part of a commit."""
+    """Workers that took turns to commit, one in each format, and one killed once the leader had its part of a commit."""
     left = Left(folder, servers, [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "_ALLOCATION", 1 << 16)  # it is copied for each test
@@ -143,7 +143,7 @@ def honest(folder: Path, servers: int) -> Left:
                 for turn in turns:
                     next(turn, None)
             last.commit(Gradients(PARAMETERS, 100)())
-            commit_to_lead_alone(last, Gradients(PARAMETERS, 101)())
+            commit_to_leader_alone(last, Gradients(PARAMETERS, 101)())
             staying = training[FORMATS.index(Kind(overlap=True))]  # the last checkpoint holds it
             for session, diary in zip(training, left.diaries, strict=False):
                 Diary(diary).note(event="closed")
@@ -302,7 +302,7 @@ def test_a_shard_that_is_completed_without_its_commits_is_found(left: Left) -> N
 
 
 @two_servers
-def test_a_shard_that_another_than_the_lead_completes_is_found(left: Left) -> None:
+def test_a_shard_that_another_than_the_leader_completes_is_found(left: Left) -> None:
     completed = next(record for record in records_of(left.folders[0] / "log") if record.kind == "completed")
     left.change(lambda records: [*records[:-5], completed, *records[-5:]])
     assert any("range 1 has completed shards" in problem for problem in left.judge().problems)

@@ -139,7 +139,7 @@ def _observe_parts(session: gem_client.Session, diary: Diary, kind: Kind) -> Non
 
 def _observe_commits(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
     """Records what the session sends and what it tells its caller."""
-    member, connection = session._member, session._member.links.lead.connection
+    member, connection = session._member, session._member.links.leader.connection
     send, complete = member.commit, connection.complete_shard
 
     def send_whole(commit: PendingCommit) -> Any:

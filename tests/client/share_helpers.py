@@ -20,14 +20,14 @@ class Member:
     """As the session's membership, for `Shards`. Each sample of each epoch has an index of its own.
 
     Attributes:
-        links: `links.lead.batch_share` is the share that the server asks for.
+        links: `links.leader.batch_share` is the share that the server asks for.
     """
 
     def __init__(self, settings: Hyperparameters, kind: pb.UpdateKind = pb.UPDATE_KIND_GRADIENT) -> None:
         self.hyperparameters = settings
         self.registration = SimpleNamespace(update_kind=kind, lease_id="1")
         self.generation, self.steps_done = 1, 0
-        self.links = SimpleNamespace(lead=SimpleNamespace(batch_share=1.0))
+        self.links = SimpleNamespace(leader=SimpleNamespace(batch_share=1.0))
         self.ledger = ShardLedger(settings)
 
     def require_usable(self) -> None:
@@ -50,7 +50,7 @@ class Member:
         self.ledger.release(self.registration.lease_id)
         self.generation += 1
         self.registration.lease_id = str(self.generation)
-        self.links.lead.batch_share = 1.0
+        self.links.leader.batch_share = 1.0
 
 
 class AtOnce:

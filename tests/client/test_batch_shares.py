@@ -59,7 +59,7 @@ def test_every_sample_of_every_epoch_is_covered_whatever_the_shares_and_once_if_
                 had += 1
                 if had % together:
                     continue
-                event, member.links.lead.batch_share = next(script, ("commit", 0.25))
+                event, member.links.leader.batch_share = next(script, ("commit", 0.25))
                 match event:
                     case "skip":
                         seen.update(index for each in shards._in_hand[:together] for index in each.indices)
@@ -89,7 +89,7 @@ def test_a_loader_that_reads_nothing_ahead_follows_with_the_next_batch() -> None
     for indices in loader(shards, 0):
         sizes.append(len(indices))
         told.append(commit(shards, member)[1])
-        member.links.lead.batch_share = next(asked, 1.0)
+        member.links.leader.batch_share = next(asked, 1.0)
     assert sizes == [16, 16, 4, 8, 8, 4, 3, 5]  # 27 of the second shard's 32 samples, and what is left
     assert told == [size / 16 for size in sizes]
 
@@ -98,7 +98,7 @@ def test_batches_that_were_read_ahead_keep_their_size_and_their_commits_say_so()
     member = following(batch_size=16, shard_size=64)
     shards, told = shards_of(member, 128), []
     for _ in loader(shards, 2):
-        member.links.lead.batch_share = 0.5
+        member.links.leader.batch_share = 0.5
         told.append(commit(shards, member)[1])
     assert told == [1.0, 1.0, 1.0, *[0.5] * 10]
 
@@ -107,7 +107,7 @@ def test_all_batches_of_a_step_have_the_same_share() -> None:
     member = following(batch_size=16, shard_size=256)
     shards, sizes, asked = shards_of(member, 256, batches_per_step=3), [], iter(SHARES * 9)
     for indices in loader(shards, 0):
-        member.links.lead.batch_share = next(asked)
+        member.links.leader.batch_share = next(asked)
         sizes.append(len(indices))
         if len(sizes) % 3 == 0:
             assert commit(shards, member)[1] == pytest.approx(sum(sizes[-3:]) / 48)
@@ -123,13 +123,13 @@ def test_a_batch_that_comes_again_keeps_its_size() -> None:
             shards.lost(shards.claim(None))
         else:
             assert commit(shards, member)[1] == len(indices) / 16
-        member.links.lead.batch_share = 0.5
+        member.links.leader.batch_share = 0.5
     assert sizes == [16, *[8] * 6, 16]
 
 
 def test_no_sample_is_left_alone_at_the_end_of_a_shard_by_smaller_batches() -> None:
     member = following(batch_size=16, shard_size=16)
-    member.links.lead.batch_share = 3 / 16
+    member.links.leader.batch_share = 3 / 16
     shards, sizes = shards_of(member, 32), []
     for indices in loader(shards, 0):
         sizes.append(len(indices))
@@ -158,7 +158,7 @@ def test_a_step_of_fewer_batches_than_usual_counts_less() -> None:
     ids=["whole batches", "local steps", "deltas"],
 )
 def test_other_runs_have_whole_batches_and_their_commits_say_nothing(member: Member) -> None:
-    member.links.lead.batch_share = 0.25
+    member.links.leader.batch_share = 0.25
     shards = shards_of(member, 10)
     assert shards.batch_share == 1
     assert [(len(indices), commit(shards, member)[1]) for indices in loader(shards, 0)] == [(4, 0.0), (4, 0.0), (2, 0.0)]
@@ -169,5 +169,5 @@ def test_a_batch_larger_than_the_shards_is_whole_if_it_has_a_shard() -> None:
     shards, told = shards_of(member, 128), []
     for _ in loader(shards, 0):
         told.append(commit(shards, member)[1])
-        member.links.lead.batch_share = 0.5
+        member.links.leader.batch_share = 0.5
     assert told == [1.0, *[0.5] * 6]

@@ -39,14 +39,14 @@ def shown(session: Session) -> str:
 class Member:
     """Stands in for a session's membership. Its server answers with a status, or with an error.
 
-    Its `links`, their `lead` and its `connection` are this object too.
+    Its `links`, their `leader` and its `connection` are this object too.
     """
 
     address, version, steps_done = "host:1", 7, 3
 
     def __init__(self, answer: pb.GetStatusResponse | Exception) -> None:
         self._answer = answer
-        self.links = self.lead = self.connection = self
+        self.links = self.leader = self.connection = self
 
     def require_usable(self) -> None: ...
 

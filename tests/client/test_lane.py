@@ -155,7 +155,7 @@ def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live
         session.close()
         with pytest.raises(InvalidRequest, match="closed"):
             joining.result(DEADLINE)
-        assert session._member.links.lead.connection.lane is None
+        assert session._member.links.leader.connection.lane is None
 
 
 # -- forks
@@ -178,7 +178,7 @@ if not child:
     except InvalidRequest:
         status = 0
     session.close()
-    session._member.links.lead.connection.lane = None  # what the child's garbage collector would free
+    session._member.links.leader.connection.lane = None  # what the child's garbage collector would free
     gc.collect()
     os._exit(status)
 assert os.waitpid(child, 0)[1] == 0
@@ -232,7 +232,7 @@ def test_the_lanes_port_is_on_the_host_that_grpc_was_reached_at(live: Live) -> N
     """The server knows no name of itself that holds for every worker."""
     with Wire(live.address, live) as wire, connect(wire.address) as session:
         session.join(model())
-        lane = session._member.links.lead.connection.lane
+        lane = session._member.links.leader.connection.lane
         assert lane is not None
         assert lane._sock.getpeername() == (ELSEWHERE, lane_port_of(live))
 

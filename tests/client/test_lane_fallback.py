@@ -193,7 +193,7 @@ def test_a_commit_whose_lane_breaks_for_good_goes_on_another_way_and_is_applied_
 def test_while_grpc_does_not_answer_either_a_broken_lane_is_waited_for(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is away: no reason to do without the lane for the rest of the lease."""
     with trained(live, Patience()) as (wire, session):
-        stub = session._member.links.lead.connection._stub
+        stub = session._member.links.leader.connection._stub
         failing(monkeypatch, stub, "OpenLane", ServerUnavailable("no server"))
         wire.lanes[0].cut()
         assert session.commit(GRADIENT).version == 2
@@ -339,7 +339,7 @@ def test_a_lane_whose_port_falls_silent_leaves_its_commit_to_grpc(
 def test_an_idle_lane_on_which_nothing_comes_renews_no_lease(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its message might never arrive: `Connection.renew` then takes gRPC."""
     with trained(live, Patience()) as (_, session):
-        lane = session._member.links.lead.connection.lane
+        lane = session._member.links.leader.connection.lane
         assert lane is not None
         for silent, renews in ((0.5, True), (10.0, False), (None, True)):
             monkeypatch.setattr(client_lane, "silent_for", lambda sock, silent=silent: silent)

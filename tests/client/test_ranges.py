@@ -69,7 +69,7 @@ def test_a_first_value_that_every_range_elects_a_worker_for(tmp_path: Path) -> N
 # -- shards
 
 
-def test_shards_come_from_the_lead_and_end_with_the_run(tmp_path: Path) -> None:
+def test_shards_come_from_the_leader_and_end_with_the_run(tmp_path: Path) -> None:
     settings = Hyperparameters(rule="downpour", epochs=2, batch_size=4, shard_size=8)
     with ranges(tmp_path, 2, settings) as run, connect(run.address) as session:
         session.join(large_model())

@@ -159,4 +159,4 @@ def test_links_to_servers_that_stay_are_kept() -> None:
     assert [link.address for link in made] == ["range-0", "range-1", "elsewhere"]
     assert not is_open(before[1])
     made.arrange([], PARAMETERS)
-    assert (made.peers, made.lead.part.whole, is_open(before[0])) == ([], True, False)
+    assert (made.peers, made.leader.part.whole, is_open(before[0])) == ([], True, False)

@@ -254,7 +254,7 @@ def test_a_range_that_lost_its_folder_is_refused_and_goes_on_once_it_has_it_agai
 
 
 def swapped(run: Ranges, peers: tuple[str, ...]) -> None:
-    """Starts the lead again with other addresses of the others."""
+    """Starts the leader again with other addresses of the others."""
     run.lives[0].stop()
     run.back(0, peers=peers)
 

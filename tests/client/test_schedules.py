@@ -17,7 +17,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import Schedule, rate
 from gem_client import connect
 from gem_client.torch import Optimizer
-from gem_client.torch.brought import bring
+from gem_client.torch.optimizer_spec import describe_optimizer
 from kit.model import version
 from kit.server import config, serving
 from torch.optim.lr_scheduler import (
@@ -70,14 +70,14 @@ FOLLOWED: dict[str, Make] = {
 @pytest.mark.parametrize("make", FOLLOWED.values(), ids=FOLLOWED.keys())
 def test_every_rate_of_every_group_is_that_of_pytorch(make: Make) -> None:
     optimizer, alone = adamw(make_model()), adamw(make_model())
-    brought = bring(optimizer, "server", (), make(optimizer))
-    assert brought.choice is not None
-    assert brought.choice.schedule is not None
-    assert brought.choice.learning_rate == 0.01, "the rate at a factor of 1, whatever the scheduler has set at its start"
-    settings = Hyperparameters(learning_rate=brought.choice.learning_rate, **asdict(brought.choice.schedule))
+    spec = describe_optimizer(optimizer, "server", (), make(optimizer))
+    assert spec.choice is not None
+    assert spec.choice.schedule is not None
+    assert spec.choice.learning_rate == 0.01, "the rate at a factor of 1, whatever the scheduler has set at its start"
+    settings = Hyperparameters(learning_rate=spec.choice.learning_rate, **asdict(spec.choice.schedule))
     scheduler = make(alone)
     for step in range(STEPS + 1):
-        ours = [factor * rate(settings, step) for factor in brought.factors]
+        ours = [factor * rate(settings, step) for factor in spec.factors]
         assert ours == pytest.approx(scheduler.get_last_lr(), rel=1e-10, abs=1e-13), step
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch misses the optimizer's steps, which change no rate
@@ -88,9 +88,9 @@ def test_every_rate_of_every_group_is_that_of_pytorch(make: Make) -> None:
 def test_a_cosine_that_ends_above_0() -> None:
     for make in (simple, lambda model: torch.optim.AdamW([{"params": [p], "lr": 0.01} for p in model.parameters()])):
         optimizer = make(make_model())
-        brought = bring(optimizer, "server", (), CosineAnnealingLR(optimizer, T_max=20, eta_min=0.002))
-        assert brought.choice is not None
-        assert brought.choice.schedule == Schedule("cosine", decay_versions=20, decay_factor=0.2)
+        spec = describe_optimizer(optimizer, "server", (), CosineAnnealingLR(optimizer, T_max=20, eta_min=0.002))
+        assert spec.choice is not None
+        assert spec.choice.schedule == Schedule("cosine", decay_versions=20, decay_factor=0.2)
 
 
 @pytest.mark.parametrize("make", [cosine, warm_cosine, one_cycle])
@@ -206,22 +206,22 @@ REFUSED: dict[str, tuple[Callable[[Torch], Any], str]] = {
 def test_what_the_server_can_not_follow_is_refused_with_what_it_can(make: Callable[[Torch], Any], words: str) -> None:
     optimizer = adamw(make_model())
     with pytest.raises(InvalidRequest, match=words) as refused:
-        bring(optimizer, "server", (), make(optimizer))
+        describe_optimizer(optimizer, "server", (), make(optimizer))
     assert "\n" not in str(refused.value)
 
 
 def test_the_pct_start_that_an_error_names_works() -> None:
     optimizer = adamw(make_model())
-    brought = bring(optimizer, "server", (), one_cycle(optimizer, total_steps=1005, pct_start=0.29950248756218906))
-    assert brought.choice is not None
-    assert brought.choice.schedule is not None
-    assert brought.choice.schedule.warmup_versions == 300
+    spec = describe_optimizer(optimizer, "server", (), one_cycle(optimizer, total_steps=1005, pct_start=0.29950248756218906))
+    assert spec.choice is not None
+    assert spec.choice.schedule is not None
+    assert spec.choice.schedule.warmup_versions == 300
 
 
 def test_a_cosine_that_would_rise_is_refused() -> None:
     optimizer = simple(make_model())
     with pytest.raises(InvalidRequest, match=r"eta_min must be at least 0 and at most the learning rate, not 0\.5"):
-        bring(optimizer, "server", (), CosineAnnealingLR(optimizer, 10, eta_min=0.5))
+        describe_optimizer(optimizer, "server", (), CosineAnnealingLR(optimizer, 10, eta_min=0.5))
 
 
 @pytest.mark.parametrize(("params", "on"), [(simple, "worker"), (lambda m: m.named_parameters(), "server")])
@@ -229,7 +229,7 @@ def test_a_schedule_needs_an_optimizer_on_the_server(params: Callable[[Any], Any
     optimizer = params(make_model())
     scheduler = cosine(simple(make_model()))
     with pytest.raises(InvalidRequest, match="a worker's own optimizer takes its scheduler as in PyTorch"):
-        bring(optimizer, on, (), scheduler)
+        describe_optimizer(optimizer, on, (), scheduler)
 
 
 def test_a_scheduler_that_was_not_handed_over_is_named_before_the_worker_joins() -> None:
@@ -237,7 +237,7 @@ def test_a_scheduler_that_was_not_handed_over_is_named_before_the_worker_joins()
     optimizer = simple(make_model())
     one_cycle(optimizer)
     with pytest.raises(InvalidRequest, match=r"hand it over, as Optimizer\(\.\.\., on=\"server\", schedule=scheduler\)"):
-        bring(optimizer, "server")
+        describe_optimizer(optimizer, "server")
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")

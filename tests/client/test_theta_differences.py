@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from client.conftest import Transport
-from gem_api.held_theta import HeldTheta
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
+from gem_api.worker_theta import WorkerTheta
 from gem_client import Session, connect
 from kit.model import PLAIN, SIZE, Array, Patience, Wire, expire_all, in_background, model, outcomes, theta, version
 from kit.server import DEADLINE, Live, config, serving, wait_until
@@ -18,23 +18,23 @@ network_only = pytest.mark.parametrize("transport", ["grpc", "tcp"], indirect=Tr
 GRADIENT: Array = np.random.default_rng(7).normal(size=SIZE).astype(np.float32)
 
 
-def held(live: Live) -> HeldTheta | None:
+def held(live: Live) -> WorkerTheta | None:
     """What the server knows of its only worker."""
     lease = live.on_loop(lambda: next(iter(live.core.leases.live.values())))
-    found: HeldTheta | None = lease.held
+    found: WorkerTheta | None = lease.worker_theta
     return found
 
 
 def formats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The formats in which θ comes from now on."""
     found: list[str] = []
-    form = HeldTheta.form
+    form = WorkerTheta.next_format
 
-    def noting(self: HeldTheta, sequence: int, is_difference: bool) -> Any:
+    def noting(self: WorkerTheta, sequence: int, is_difference: bool) -> Any:
         found.append("difference" if is_difference else "whole")
         return form(self, sequence, is_difference)
 
-    monkeypatch.setattr(HeldTheta, "form", noting)
+    monkeypatch.setattr(WorkerTheta, "next_format", noting)
     return found
 
 
@@ -122,7 +122,7 @@ def test_a_difference_to_what_the_worker_does_not_hold_is_refused(monkeypatch: p
     from gem_server.intake import commit_exchange
 
     def wrong(core: Any, lease: Any, message: pb.CommitHeader, asked: Any) -> Any:
-        return HeldTheta(SIZE).form(message.sequence, is_difference=True)
+        return WorkerTheta(SIZE).next_format(message.sequence, is_difference=True)
 
     with serving(config(PLAIN, memory_socket="")) as live:
         retry = Patience().retry()
@@ -139,6 +139,6 @@ def test_a_difference_to_what_the_worker_does_not_hold_is_refused(monkeypatch: p
 def test_a_pull_in_int8_is_answered_whole() -> None:
     with serving(config(PLAIN)) as live, connect(live.address) as session:
         session.join(model())
-        stub = session._member.links.lead.connection._stub
+        stub = session._member.links.leader.connection._stub
         frames = b"".join(stub.Pull(pb.PullRequest(theta_dtype=tensors_pb2.WIRE_DTYPE_INT8_BLOCK)))
         assert theta(live).tobytes() in frames

@@ -45,11 +45,11 @@ def crashes_and_comes_back(project: Project, service: str) -> None:
 
 def test_the_two_servers_hold_one_run_and_prometheus_scrapes_both(project: Project) -> None:
     wait_until(lambda: all(len(project.status(service)["workers"]) == WORKERS for service in SERVERS), project)
-    lead, other = (project.status(service) for service in SERVERS)
-    assert lead["run_id"] == other["run_id"]
-    assert [each.get("range_index", 0) for each in (lead, other)] == [0, 1]
-    assert [each["range_count"] for each in (lead, other)] == [2, 2]
-    assert lead["peers"] == ["server-1:50051"]
+    leader, other = (project.status(service) for service in SERVERS)
+    assert leader["run_id"] == other["run_id"]
+    assert [each.get("range_index", 0) for each in (leader, other)] == [0, 1]
+    assert [each["range_count"] for each in (leader, other)] == [2, 2]
+    assert leader["peers"] == ["server-1:50051"]
 
     def up() -> set[str]:
         targets = project.prometheus("targets", state="active")["activeTargets"]
@@ -62,15 +62,15 @@ def test_a_killed_server_that_does_not_lead_comes_back(project: Project) -> None
     crashes_and_comes_back(project, "server-1")
 
 
-def test_a_killed_lead_comes_back(project: Project) -> None:
+def test_a_killed_leader_comes_back(project: Project) -> None:
     crashes_and_comes_back(project, "server")
 
 
 def test_the_run_completes_and_both_servers_have_applied_every_commit(project: Project) -> None:
     wait_until(lambda: project.states("worker") == [("exited", 0)] * WORKERS, project, 400)
-    lead, other = versions(project)
-    assert lead == other
-    done = project.evaluated(lead)
+    leader, other = versions(project)
+    assert leader == other
+    done = project.evaluated(leader)
     assert done["state"] == "RUN_STATE_COMPLETE"
     assert done["shards"]["samples_completed"] == EPOCHS * 1438
     assert done["evaluation"]["accuracy"] >= 0.97

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gem_api.errors import InvalidRequest, LeaseEnded, NotInitialized, SequenceGap
-from gem_server.core.facts import Admission
+from gem_server.core.values import Admission
 
 
 @dataclass

@@ -9,7 +9,7 @@ from core.dumb_core import Dumb
 from gem_api.errors import GemError, InvalidRequest, LeaseEnded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_server.core.facts import Admission, Applied, PullDecision
+from gem_server.core.values import Admission, Applied, PullDecision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.core import apply, header, make_core, uploaded

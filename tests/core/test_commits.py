@@ -8,7 +8,7 @@ import pytest
 from gem_api.errors import InvalidRequest, LayoutMismatch, SequenceGap
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.core.checks import MAX_SAMPLES
-from gem_server.core.facts import Admission, Outcome
+from gem_server.core.values import Admission, Outcome
 from kit.core import ONES, bits, by_rule, commit, header, make_core, start, state
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, NotInitialized
 from gem_api.layout import Layout
-from gem_server.core.facts import EndReason, PullDecision
 from gem_server.core.state_machine import Core
+from gem_server.core.values import EndReason, PullDecision
 from kit.core import SMALL, header, make_core, start
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from gem_api.errors import InvalidRequest, LeaseEnded
-from gem_server.core.facts import EndReason
+from gem_server.core.values import EndReason
 from kit.core import ONES, SMALL, apply, bits, commit, header, make_core, send, start, uploaded
 
 

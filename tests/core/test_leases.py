@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gem_api.errors import LeaseEnded
 from gem_api.v1 import training_pb2 as pb
-from gem_server.core.facts import EndReason
 from gem_server.core.leases import _REMEMBERED_ENDS, Lease, LeaseTable
+from gem_server.core.values import EndReason
 
 
 def table(duration: float = 10.0) -> LeaseTable:

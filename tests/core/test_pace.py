@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from gem_api.errors import LeaseEnded
-from gem_server.core.facts import EndReason
-from gem_server.core.pace import _REMEMBERED, FIRST, SHORTEST, Pace
+from gem_server.core.pace import _REMEMBERED, FIRST_STEP_SECONDS, MIN_PAUSE_SECONDS, Pace
 from gem_server.core.state_machine import Core
+from gem_server.core.values import EndReason
 from kit.core import ONES, commit, header, make_core, send, start
 
 
@@ -27,19 +27,19 @@ def test_a_worker_that_only_renews_its_lease_is_stalled_after_ten_minutes_and_it
     ann, bob = start(core, ["ann", "bob"])
     core.lease_shard(ann, 1000, 0.0)
     two_commits(core, ann)
-    assert renewed_until(core, SHORTEST, ann, bob) == []
-    assert renewed_until(core, SHORTEST + 1, ann, bob) == [("ann", EndReason.STALLED)]
+    assert renewed_until(core, MIN_PAUSE_SECONDS, ann, bob) == []
+    assert renewed_until(core, MIN_PAUSE_SECONDS + 1, ann, bob) == [("ann", EndReason.STALLED)]
     assert core.ledger.held == {}
     with pytest.raises(LeaseEnded) as raised:
-        core.renew(ann, SHORTEST + 2)
+        core.renew(ann, MIN_PAUSE_SECONDS + 2)
     assert raised.value.reason == "stalled"
 
 
 def test_before_its_first_commit_a_worker_has_an_hour_to_load_its_data_and_compile() -> None:
     core = make_core(lease_seconds=10)
     (ann,) = start(core)
-    assert renewed_until(core, FIRST, ann) == []
-    assert renewed_until(core, FIRST + 1, ann) == [("ann", EndReason.STALLED)]
+    assert renewed_until(core, FIRST_STEP_SECONDS, ann) == []
+    assert renewed_until(core, FIRST_STEP_SECONDS + 1, ann) == [("ann", EndReason.STALLED)]
 
 
 @pytest.mark.parametrize("asks", ["pull_decision", "lease_shard", "complete_shard", "admit", "renew"])
@@ -49,7 +49,7 @@ def test_whatever_training_needs_counts_as_progress(asks: str) -> None:
     two_commits(core, ann)
     arguments = {"lease_shard": (ann, 10), "complete_shard": (ann, 1), "admit": (header(core, ann, 3),)}.get(asks, (ann,))
     getattr(core, asks)(*arguments, 500.0, **({"waiting": True} if asks == "renew" else {}))
-    assert renewed_until(core, 500.0 + SHORTEST, ann) == []
+    assert renewed_until(core, 500.0 + MIN_PAUSE_SECONDS, ann) == []
     assert renewed_until(core, 500.0 + 10 * 500 + 1, ann) == [("ann", EndReason.STALLED)]  # a pause of 500 s is usual here
 
 
@@ -96,12 +96,12 @@ def test_neither_a_suspended_server_nor_a_restart_makes_a_worker_stalled() -> No
     core.leases.extend_after_suspension(0.0)
     core.pull_decision(bob, 5000.0)  # before anybody has noticed that it stood still
     core.leases.extend_after_suspension(5000.0)
-    assert renewed_until(core, 5000.0 + SHORTEST, ann, bob) == []
+    assert renewed_until(core, 5000.0 + MIN_PAUSE_SECONDS, ann, bob) == []
     assert core.leases.pace.longest == 0
     core.leave(bob)
     core.mark_restarted(None)
     assert renewed_until(core, 7000.0, ann) == []
-    assert renewed_until(core, 7000.0 + FIRST + 1, ann) == [("ann", EndReason.STALLED)]
+    assert renewed_until(core, 7000.0 + FIRST_STEP_SECONDS + 1, ann) == [("ann", EndReason.STALLED)]
 
 
 @pytest.mark.parametrize(("pause", "usual"), [(5.0, True), (5.25, False)])

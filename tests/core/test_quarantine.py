@@ -27,11 +27,11 @@ from gem_client import Admin
 from gem_ctl import cli as ctl
 from gem_ctl.text import status as as_text
 from gem_ctl.watch import Watch, _picture
-from gem_server.core.facts import EndReason
 from gem_server.core.norm_bound import NormHistory
 from gem_server.core.quarantine import MAX_NAMES, Quarantine, lift_command
 from gem_server.core.shards import Shard
 from gem_server.core.state_machine import Core
+from gem_server.core.values import EndReason
 from kit.core import SMALL, bits, commit, header, start, uploaded
 
 BAD = NormOutOfBounds("too large")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from gem_api.errors import LeaseEnded, SequenceGap
-from gem_server.core.facts import Admission, EndReason
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Admission, EndReason
 from kit.core import ONES, bits, commit, header, make_core, start
 
 

@@ -30,9 +30,9 @@ from gem_api.errors import GemError, LeaseEnded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.commits import Commit
-from gem_server.core.facts import Admission, Applied, Ended, PullDecision
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Admission, Applied, Ended, PullDecision
 from gem_server.durability import checkpoint
 from kit import golden
 from kit.core import header, make_core, save_core, uploaded

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from gem_server.core.facts import Awaited
 from gem_server.core.gathering import LATEST_SECONDS, Gathering
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Awaited
 from gem_server.durability import checkpoint
 from kit.core import SMALL, commit, make_core, save_core, start
 

@@ -114,7 +114,7 @@ def test_the_server_may_remove_the_checkpoint_while_it_is_read(tmp_path: Path) -
         session.join(model())
         with Admin(live.address) as admin:
             path = admin.checkpoint().path
-        files = live.server.parts.checkpointer.open_files(path, opened)
+        files = live.server.wiring.checkpointer.open_files(path, opened)
         before = [(Path(path) / file.name).read_bytes() for file in files]
         shutil.rmtree(path)
         assert [file.read() for file in files] == before

@@ -102,9 +102,9 @@ def test_the_memory_of_a_server_of_several_is_what_its_core_holds(count: int) ->
     parameters = 4096 * 6  # ranges of equal size
     core = make_core(Hyperparameters(), part=Range(0, count), logged=True)
     layout = Layout.of({"w": (parameters,)})
-    lead = core.register("ann", layout, 0.0)
+    leader = core.register("ann", layout, 0.0)
     planned = plan(Setup(parameters=parameters, workers=1, compute_seconds=0.1, servers=count))
-    assert planned.worker_bytes == core.leases.get(lead.lease_id).nbytes
+    assert planned.worker_bytes == core.leases.get(leader.lease_id).nbytes
     assert planned.server_bytes - PROCESS_BYTES == (3 + 1) * 4 * parameters // count
 
 

@@ -45,7 +45,7 @@ def ranges_of(text: str) -> list[list[str]]:
 # -- status
 
 
-def test_status_of_the_lead_has_a_line_for_each_range_and_their_sum(several: Ranges, session: Session) -> None:
+def test_status_of_the_leader_has_a_line_for_each_range_and_their_sum(several: Ranges, session: Session) -> None:
     text = ctl("--server", several.address, "status").stdout
     assert "\nrange       0 of 3: this server leads\n" in text
     table = ranges_of(text)
@@ -56,7 +56,7 @@ def test_status_of_the_lead_has_a_line_for_each_range_and_their_sum(several: Ran
     assert re.search(r"^alice +1 ", text, re.MULTILINE)
 
 
-def test_every_range_shows_the_end_of_the_run_which_only_the_lead_knows(tmp_path: Path) -> None:
+def test_every_range_shows_the_end_of_the_run_which_only_the_leader_knows(tmp_path: Path) -> None:
     settings = Hyperparameters(rule="downpour", epochs=1, batch_size=4, shard_size=4)
     with ranges(tmp_path, 2, settings) as run, connect(run.address) as session:
         session.join(large_model())
@@ -73,7 +73,7 @@ def test_every_range_shows_the_end_of_the_run_which_only_the_lead_knows(tmp_path
 
 
 def test_what_a_range_says_of_itself_alone_stays_its_own() -> None:
-    """A lead that shuts down says nothing of the others, nor does one of another run."""
+    """A leader that shuts down says nothing of the others, nor does one of another run."""
     own = pb.GetStatusResponse(run_id="r", state=pb.RUN_STATE_FOLLOWING, range_index=1, range_count=2)
     draining = pb.GetStatusResponse(run_id="r", state=pb.RUN_STATE_DRAINING, range_count=2)
     complete = pb.GetStatusResponse(run_id="r", state=pb.RUN_STATE_COMPLETE, range_count=2)
@@ -84,10 +84,10 @@ def test_what_a_range_says_of_itself_alone_stays_its_own() -> None:
     assert shown_state(own, complete) == pb.RUN_STATE_DRAINING
 
 
-def shown_state(own: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> pb.RunState:
+def shown_state(own: pb.GetStatusResponse, leader: pb.GetStatusResponse) -> pb.RunState:
     server = _Server("h:1", _admin)
     server._status = own
-    status = server.state(1, lead).status
+    status = server.state(1, leader).status
     assert status is not None
     return status.state
 
@@ -103,10 +103,10 @@ def test_status_says_which_range_is_out_of_reach_and_shows_the_others(several: R
 
 
 def test_a_server_of_another_range_or_run_is_not_taken_for_a_peer(several: Ranges, session: Session, tmp_path: Path) -> None:
-    lead = pb.GetStatusResponse(run_id="other", range_count=3, peers=[several.lives[2].address, several.lives[2].address])
+    leader = pb.GetStatusResponse(run_id="other", range_count=3, peers=[several.lives[2].address, several.lives[2].address])
     with serving(config()) as alone, Peers(_admin) as peers:
-        lead.peers.append(alone.address)
-        first, second, third = peers.look(lead, 10.0)
+        leader.peers.append(alone.address)
+        first, second, third = peers.look(leader, 10.0)
     assert first.trouble == "holds range 2/3, not 1/3"
     assert second.trouble.startswith("serves another run: ")
     assert third.trouble == "holds range 0/1, not 3/3"
@@ -117,7 +117,7 @@ def test_before_the_first_worker_the_ranges_wait_for_it(several: Ranges) -> None
     assert [(row[2], row[-1]) for row in table] == [("0", "waiting")] * 3
 
 
-def test_json_status_of_the_lead_has_the_statuses_of_the_others(several: Ranges, session: Session) -> None:
+def test_json_status_of_the_leader_has_the_statuses_of_the_others(several: Ranges, session: Session) -> None:
     several.lives[2].stop()
     run = as_json(ctl("--server", several.address, configured(timeout=2), "status", "--json"))
     assert run.keys() == names_of(pb.GetStatusResponse) | {"ranges"}
@@ -130,11 +130,11 @@ def test_json_status_of_the_lead_has_the_statuses_of_the_others(several: Ranges,
 
 
 def test_a_peer_that_does_not_respond_in_time_keeps_its_last_state() -> None:
-    lead = pb.GetStatusResponse(run_id="r", range_count=2, peers=["127.0.0.1:1"])
+    leader = pb.GetStatusResponse(run_id="r", range_count=2, peers=["127.0.0.1:1"])
     with Peers(_admin) as peers:
-        (state,) = peers.look(lead, 0.0)
+        (state,) = peers.look(leader, 0.0)
         assert (state.status, state.trouble) in [(None, "no response yet"), (None, state.trouble)]
-        (state,) = peers.look(lead, 10.0)
+        (state,) = peers.look(leader, 10.0)
     assert state.trouble.startswith("unreachable: ")
 
 
@@ -159,14 +159,14 @@ def test_checkpoints_of_all_ranges_are_named_and_copied(several: Ranges, session
 
 
 def test_a_range_that_is_older_than_workers_can_cause_is_named(several: Ranges, session: Session) -> None:
-    lead = _admin(several.address).status()
+    leader = _admin(several.address).status()
     with Peers(_admin) as peers:
-        assert [state.trouble for state in peers.look(lead, 10.0)] == ["", ""]
-        lead.version += ranges_apart(lead, lead)
-        assert [state.trouble for state in peers.look(lead, 10.0)] == ["", ""]
-        lead.version += 1
-        troubles = [state.trouble for state in peers.look(lead, 10.0)]
-    assert all(trouble.startswith(f"older than range 0, at version {lead.version}: ") for trouble in troubles)
+        assert [state.trouble for state in peers.look(leader, 10.0)] == ["", ""]
+        leader.version += ranges_apart(leader, leader)
+        assert [state.trouble for state in peers.look(leader, 10.0)] == ["", ""]
+        leader.version += 1
+        troubles = [state.trouble for state in peers.look(leader, 10.0)]
+    assert all(trouble.startswith(f"older than range 0, at version {leader.version}: ") for trouble in troubles)
 
 
 @pytest.mark.parametrize("command", ["checkpoint", "drain"])

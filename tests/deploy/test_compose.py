@@ -245,13 +245,13 @@ def test_the_health_check_is_that_of_a_server_that_is_ready() -> None:
     command, *arguments = COMPOSE["services"]["server"]["healthcheck"]["test"]
     assert command == "CMD"
     with serving(config(metrics_listen="127.0.0.1:0")) as live:
-        address = live.server.parts.endpoint.http_address
+        address = live.server.wiring.endpoint.http_address
         (host, port), script = address.split(":"), arguments[-1].replace("$$", "$")
         assert "GEM_METRICS_LISTEN=0.0.0.0:9464" in DOCKERFILE
         check = [*arguments[:-1], script.replace("/127.0.0.1/9464", f"/{host}/{port}")]
         done = subprocess.run(check, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "ready")
-        live.server.parts.endpoint.health.ending()
+        live.server.wiring.endpoint.health.ending()
         done = subprocess.run(check, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout.splitlines()[-1][:13]) == (1, "shutting down")
     assert subprocess.run([*check], capture_output=True, timeout=60).returncode == 1, "nobody serves there"

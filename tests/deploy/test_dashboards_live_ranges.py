@@ -38,11 +38,11 @@ class Watched:
     began: float
 
     @property
-    def lead(self) -> str:
+    def leader(self) -> str:
         return instance(self.run.lives[0])
 
     def series(self, expression: str) -> list[Series]:
-        query = fill_in(expression, self.lead, WINDOW)
+        query = fill_in(expression, self.leader, WINDOW)
         return [one for one in self.client.range(query, self.began, time.time(), SCRAPE) if np.isfinite(one.values).any()]
 
     def panel(self, where: str) -> list[list[Series]]:
@@ -53,7 +53,7 @@ class Watched:
 
 
 def instance(live: Live) -> str:
-    address: str = live.server.parts.endpoint.http_address
+    address: str = live.server.wiring.endpoint.http_address
     return address
 
 

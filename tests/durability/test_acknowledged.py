@@ -14,8 +14,8 @@ from gem_api.hyperparameters import SHARD_MODES, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import WHOLE, Range
 from gem_api.v1 import training_pb2 as pb
-from gem_server.core.facts import Admission
 from gem_server.core.records import Record
+from gem_server.core.values import Admission
 from gem_server.durability import checkpoint
 from gem_server.durability.segment import from_text, to_text
 from gem_server.durability.state import encoded, state_of
@@ -49,9 +49,9 @@ class Server:
 
     def register(self, worker: str, run: str, extra: Mapping[str, tuple[int, ...]]) -> None:
         hyperparameters = self.core.settings.to_message()
-        lead = pb.LeadsAnswer(lease_id=f"{len(self.leases):032x}", run_id=run, hyperparameters=hyperparameters)
-        shown = None if self.core.part.leads else messages.leads_answer(lead)
-        self.leases.append(self.core.register(worker, Layout.of({**MODEL, **extra}), 0.0, lead=shown).lease_id)
+        leader = pb.LeadsAnswer(lease_id=f"{len(self.leases):032x}", run_id=run, hyperparameters=hyperparameters)
+        shown = None if self.core.part.leads else messages.leader_registration(leader)
+        self.leases.append(self.core.register(worker, Layout.of({**MODEL, **extra}), 0.0, leader=shown).lease_id)
 
     def begin(self) -> None:
         self.core.initialized()

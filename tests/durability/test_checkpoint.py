@@ -11,8 +11,8 @@ from durability.checkpoint_helpers import trained
 from gem_api.hyperparameters import SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.rules import OPTIMIZERS
-from gem_server.core.facts import Applied
 from gem_server.core.records import Record
+from gem_server.core.values import Applied
 from gem_server.durability import checkpoint, replay
 from gem_server.durability.checkpoint import newest, restore
 from gem_server.durability.state import encoded

@@ -58,7 +58,7 @@ def test_a_commit_that_waits_leaves_the_event_loop_free(tmp_path: Path, monkeypa
         try:
             copying.reached()
             committing = in_background(lambda: session.commit(GRADIENT))
-            wait_until(lambda: live.server.parts.apply_loop.queue_length, "the commit to be queued")
+            wait_until(lambda: live.server.wiring.apply_loop.queue_length, "the commit to be queued")
             copying.end()
             assert waiting.wait(DEADLINE)
             assert version(live) == 1  # the loop answers
@@ -145,14 +145,14 @@ def test_a_failure_says_whether_there_is_an_earlier_checkpoint(
 
 def test_a_checkpoint_that_fails_again_and_again_is_tried_less_and_less_often(tmp_path: Path) -> None:
     with serving(config(checkpoint_dir=tmp_path)) as live:
-        pause = live.server.parts.checkpointer._pause
+        pause = live.server.wiring.checkpointer._pause
         assert [pause(math.inf, failed) for failed in (0, 1, 2, 3, 6, 7, 10**6)] == [1, 1, 2, 4, 32, 60, 60]
         assert [pause(30.0, failed) for failed in (0, 1, 5, 6)] == [1, 1, 16, 30]
-        live.server.parts.progress.checkpointed(1, 0.0)
+        live.server.wiring.progress.checkpointed(1, 0.0)
         assert [pause(30.0, failed) for failed in (0, 1, 9)] == [30, 30, 30]
-        live.server.parts.checkpointer.journal = SimpleNamespace(size=1 << 40)  # type: ignore[assignment]
+        live.server.wiring.checkpointer.journal = SimpleNamespace(size=1 << 40)  # type: ignore[assignment]
         assert [pause(30.0, failed) for failed in (0, 1, 3, 9)] == [0, 1, 4, 60]
-        live.server.parts.checkpointer.journal = None
+        live.server.wiring.checkpointer.journal = None
 
 
 def test_a_start_that_keeps_fewer_makes_room(logged: ServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,11 +227,11 @@ def test_waiting_workers_go_on_though_the_call_was_cancelled(logged: ServerConfi
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.training.calls._by_lease), "bob to wait")
+        wait_until(lambda: live.on_loop(lambda: live.server.wiring.training.calls._by_lease), "bob to wait")
         frames = chunks(np.ones(SMALL.size, np.float32), pb.InitializeCentralRequest)
         call = wire.whole("InitializeCentral", initialize_header(ann.lease_id), *frames)
         writing.reached()
         call.cancel()
-        wait_until(lambda: len(live.on_loop(lambda: live.server.parts.training.calls._all)) == 1, "ann's call to end")
+        wait_until(lambda: len(live.on_loop(lambda: live.server.wiring.training.calls._all)) == 1, "ann's call to end")
         writing.end()
         assert answer.result(DEADLINE)[0].version == 0

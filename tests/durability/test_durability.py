@@ -161,7 +161,7 @@ def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfi
         first = in_background(lambda: ann.join(model()))
         writing.reached()
         second = in_background(lambda: (bob.join(model()), bob.commit(GRADIENT)))
-        log = live.server.parts.group_commit
+        log = live.server.wiring.group_commit
         assert log is not None
         wait_until(lambda: log._order._waiters or second.done(), "bob's answer, or that it waits")
         assert not second.done()
@@ -180,7 +180,7 @@ def test_a_stop_during_the_first_checkpoint_keeps_the_value(logged: ServerConfig
         answer = in_background(partial(wire.join("ann").initialize, np.ones(SMALL.size, np.float32)))
         writing.reached()
         live.on_loop(lambda: live.server.stop("test"))
-        wait_until(lambda: live.server.parts.apply_loop._closed, "the queue to be closed")
+        wait_until(lambda: live.server.wiring.apply_loop._closed, "the queue to be closed")
         writing.end()
         live._thread.join(DEADLINE)
         assert not live._thread.is_alive()
@@ -199,7 +199,7 @@ def test_waiting_workers_go_on_though_the_checkpoint_failed(logged: ServerConfig
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.training.calls._by_lease), "bob to wait")
+        wait_until(lambda: live.on_loop(lambda: live.server.wiring.training.calls._by_lease), "bob to wait")
         with pytest.raises(grpc.RpcError, match="first checkpoint"):
             ann.initialize(np.ones(SMALL.size, np.float32))
         wait_until(answer.done, "bob's answer")
@@ -210,7 +210,7 @@ def test_who_waits_for_an_older_record_does_not_wait_for_a_newer_one(logged: Ser
     """As a worker does that repeats a commit, after another that waits for everything so far."""
 
     def waiting(*records: int) -> list[Any]:
-        group_commit = live.server.parts.group_commit
+        group_commit = live.server.wiring.group_commit
         assert group_commit is not None
         futures = [group_commit.awaited(group_commit.journal.appended + number) for number in records]
         for future in futures:
@@ -306,7 +306,7 @@ def test_the_status_says_how_much_room_a_stalled_log_needs(
                 "server's log: free space there",  # it does not say that no space is left
                 line,
             )
-            live.on_loop(live.server.parts.checkpointer.notified)
+            live.on_loop(live.server.wiring.checkpointer.after_write)
             assert admin.status().state == pb.RUN_STATE_STALLED, "a checkpoint that is written makes no room for the log"
             disk.crowded = False
             waiting.result(DEADLINE)

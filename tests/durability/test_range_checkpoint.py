@@ -89,14 +89,14 @@ def counted(path: str) -> list[int]:
 
 
 def test_each_range_has_what_the_leads_checkpoint_counts_while_workers_go_on(ranges: Ranges) -> None:
-    """But for one commit of each worker that is under way as the lead is copied."""
+    """But for one commit of each worker that is under way as the leader is copied."""
     seen = []
     with Admin(ranges.lives[0].address) as admin, Committing(ranges) as committing:
         for _ in range(6):
             committing.go_on()
-            lead, other = (counted(written.path) for written in admin.checkpoint_all())
-            assert all(theirs >= ours - 1 for ours, theirs in zip(lead, other, strict=True))
-            seen.append(lead)
+            leader, other = (counted(written.path) for written in admin.checkpoint_all())
+            assert all(theirs >= ours - 1 for ours, theirs in zip(leader, other, strict=True))
+            seen.append(leader)
         committing.go_on()
     assert all(later > earlier for earlier, later in pairwise(seen))
     commits = dict(zip(NAMES, committing.commits, strict=True))
@@ -129,12 +129,12 @@ def test_a_range_that_cannot_write_fails_the_checkpoint_and_can_be_tried_again(r
         assert admin.checkpoint().version == 2
 
 
-def test_a_range_that_is_older_than_the_lead_is_said(ranges: Ranges) -> None:
+def test_a_range_that_is_older_than_the_leader_is_said(ranges: Ranges) -> None:
     """As if the folder of range 1 had been replaced by an older copy."""
     commit_all(ranges.started("ann"))
-    lead = ranges.lives[0]
-    lead.on_loop(lambda: setattr(lead.core.central, "version", lead.core.central.version + 100))
-    with Admin(lead.address) as admin, pytest.raises(CheckpointFailed, match=r"range 1 is at version 1, range 0 at 101"):
+    leader = ranges.lives[0]
+    leader.on_loop(lambda: setattr(leader.core.central, "version", leader.core.central.version + 100))
+    with Admin(leader.address) as admin, pytest.raises(CheckpointFailed, match=r"range 1 is at version 1, range 0 at 101"):
         admin.checkpoint()
 
 
@@ -143,7 +143,7 @@ def test_wrong_peers_are_said(tmp_path: Path) -> None:
         peers = tuple(live.address for live in reversed(three.lives[1:]))
         changed = config(SUMS, checkpoint_dir=tmp_path / "lead", range=Range(0, 3), peers=peers, durability="log")
         wrong = pytest.raises(InvalidRequest, match=r"range 1 at .*it holds range 2/3.*check --peers")
-        with serving(changed) as lead, Admin(lead.address) as admin, wrong:
+        with serving(changed) as leader, Admin(leader.address) as admin, wrong:
             admin.checkpoint()
 
 
@@ -158,7 +158,7 @@ def test_one_server_writes_its_checkpoint_as_ever(tmp_path: Path) -> None:
 # -- the end, and another number of servers
 
 
-def test_draining_the_lead_drains_all_ranges(ranges: Ranges, tmp_path: Path) -> None:
+def test_draining_the_leader_drains_all_ranges(ranges: Ranges, tmp_path: Path) -> None:
     commit_all(ranges.started("ann"))
     with Admin(ranges.lives[0].address) as admin:
         assert admin.drain() == 0
@@ -206,26 +206,26 @@ def test_servers_resume_from_the_folders_that_reshard_writes(count: int, tmp_pat
 
 
 def backup_in_mid_training(ranges: Ranges, folder: Path) -> list[Worker]:
-    """Copies the lead's checkpoint after ann's first commit, and that of range 1 two commits of ann and one of bob later. ann
-    holds a shard in the lead's, and has completed it since; bob has no lease there. Returns ann."""
+    """Copies the leader's checkpoint after ann's first commit, and that of range 1 two commits of ann and one of bob later. ann
+    holds a shard in the leader's, and has completed it since; bob has no lease there. Returns ann."""
     ann = ranges.started("ann")
     commit_all(ann)
     shard = ranges.wires[0].call("LeaseShard", training_pb2.LeaseShardRequest(lease_id=ann[0].lease_id, sample_count=20))
-    lead = ranges.wires[0].call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
+    leader = ranges.wires[0].call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
     commit_all(ann)
     commit_all(ann)
     done = training_pb2.CompleteShardRequest(lease_id=ann[0].lease_id, shard_id=shard.shard.shard_id)
     assert ranges.wires[0].call("CompleteShard", done).accepted
     commit_all(ranges.joined("bob"))
     other = ranges.wires[1].call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
-    for index, written in enumerate((lead, other)):
+    for index, written in enumerate((leader, other)):
         shutil.copytree(written.path, folder / f"range-{index}" / Path(written.path).name)
     return ann
 
 
 @pytest.mark.parametrize("recut", [False, True])
 def test_a_run_goes_on_from_a_backup_in_mid_training(recut: bool, tmp_path: Path) -> None:
-    """With the lead's counts. A worker of before gets an error, as the lead has not all of its commits."""
+    """With the leader's counts. A worker of before gets an error, as the leader has not all of its commits."""
     folder = tmp_path / "backup"
     with serving_ranges(tmp_path / "servers") as ranges:
         ann = backup_in_mid_training(ranges, folder)
@@ -243,7 +243,7 @@ def test_a_run_goes_on_from_a_backup_in_mid_training(recut: bool, tmp_path: Path
             ann_again, bob = ranges.joined("ann"), ranges.joined("bob")
             asked = training_pb2.LeaseShardRequest(lease_id=bob[0].lease_id, sample_count=20)
             assert ranges.wires[0].call("LeaseShard", asked).shard.ByteSize()
-            status = ranges.lives[0].on_loop(ranges.lives[0].server.parts.view.read)
+            status = ranges.lives[0].on_loop(ranges.lives[0].server.wiring.view.read)
             assert status.shards.completed == 0, "the shard that ann held is dealt again"
             commit_all(ann_again)
             commit_all(bob)

@@ -17,8 +17,8 @@ from gem_api.checkpoint import digest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import Range
-from gem_server.core.facts import LeadsAnswer
 from gem_server.core.state_machine import Core
+from gem_server.core.values import LeaderRegistration
 from gem_server.durability import checkpoint, reshard, reshard_cli
 from gem_server.durability.range_files import BadRanges
 from gem_server.durability.storage import Storage
@@ -58,7 +58,7 @@ def trained(count: int, settings: Hyperparameters = ADAM, layout: Layout = LAYOU
 def _join(cores: Sequence[Core], name: str, layout: Layout) -> str:
     lease_id = cores[0].register(name, layout, NOW).lease_id
     for core in cores[1:]:
-        core.register(name, layout, NOW, lead=LeadsAnswer(lease_id, cores[0].run_id, cores[0].settings))
+        core.register(name, layout, NOW, leader=LeaderRegistration(lease_id, cores[0].run_id, cores[0].settings))
     return lease_id
 
 
@@ -130,19 +130,19 @@ def test_servers_resume_with_the_same_run(before: int, after: int, settings: Hyp
     out = cut(saved(tmp_path / "in", cores), tmp_path / "out", after)
     restored = [resumed(out, Range(index, after), settings) for index in range(after)]
     assert joined(restored) == joined(cores)
-    lead = cores[0]
+    leader = cores[0]
     for core in restored:
-        assert (core.run_id, core.central.version, core.next_ticket) == ("run", lead.central.version, lead.next_ticket)
-        assert (core.steps_done, core.samples_committed) == (lead.steps_done, lead.samples_committed)
-        assert (core.outcomes, core.leases.live) == (lead.outcomes, {})
+        assert (core.run_id, core.central.version, core.next_ticket) == ("run", leader.central.version, leader.next_ticket)
+        assert (core.steps_done, core.samples_committed) == (leader.steps_done, leader.samples_committed)
+        assert (core.outcomes, core.leases.live) == (leader.outcomes, {})
         assert core.leases.ended["rolled_back"] == 2  # type: ignore[index]
     _join(restored, "ann", LAYOUT)
 
 
-def test_the_ledger_goes_on_with_the_lead_and_held_shards_are_dealt_again(tmp_path: Path) -> None:
+def test_the_ledger_goes_on_with_the_leader_and_held_shards_are_dealt_again(tmp_path: Path) -> None:
     out = cut(saved(tmp_path / "in", trained(3)), tmp_path / "out", 2)
-    lead, other = (resumed(out, Range(index, 2), ADAM) for index in range(2))
-    assert (lead.ledger.completed, lead.ledger.held, lead.ledger.pending) == (1, {}, 9)
+    leader, other = (resumed(out, Range(index, 2), ADAM) for index in range(2))
+    assert (leader.ledger.completed, leader.ledger.held, leader.ledger.pending) == (1, {}, 9)
     assert (other.ledger.completed, other.ledger.samples) == (0, 0)
 
 
@@ -180,14 +180,14 @@ def restored_version(folder: Path) -> int:
     return resumed(folder.with_name("out"), Range(1, 2), ADAM).central.version
 
 
-def test_ranges_may_be_ahead_of_the_lead_whose_counts_stand(tmp_path: Path) -> None:
+def test_ranges_may_be_ahead_of_the_leader_whose_counts_stand(tmp_path: Path) -> None:
     cores = trained(3)
     for core in cores[1:]:
         core.central.version += 100
     assert restored_version(saved(tmp_path / "in", cores)) == 6
 
 
-def test_a_range_that_lacks_what_the_lead_counts_is_refused(tmp_path: Path) -> None:
+def test_a_range_that_lacks_what_the_leader_counts_is_refused(tmp_path: Path) -> None:
     cores = trained(3)  # two leases, and range 0 is a commit ahead
     cores[0].central.version += 7
     assert restored_version(saved(tmp_path / "in", cores)) == 13
@@ -337,7 +337,7 @@ def test_the_command_says_what_it_does(tmp_path: Path) -> None:
     result = CliRunner().invoke(reshard_cli.main, [str(source), str(out), "--ranges", "2"])
     assert result.exit_code == 0, result.output
     for expected in (
-        "the ranges are at versions 6, 5, 5: all go on at 6, the lead's",
+        "the ranges are at versions 6, 5, 5: all go on at 6, the leader's",
         "2 workers must register anew, and 2 shards are dealt again",
         f"gem-server --range 0/2 --durability log --checkpoint-dir {out}/range-0 --resume --peers HOST:PORT,...",
         f"gem-server --range 1/2 --durability log --checkpoint-dir {out}/range-1 --resume\n",

@@ -35,7 +35,7 @@ def test_no_commit_is_taken_while_the_disk_is_full(way: str, tmp_path: Path) -> 
         worker = wire.started("worker")
         worker.commit()
         before = theta_bits(live)
-        group_commit = live.server.parts.group_commit
+        group_commit = live.server.wiring.group_commit
         assert group_commit is not None
         journal = group_commit.journal
         live.on_loop(lambda: setattr(journal, "stall", Stall("the disk is full: free some space", 0.0, 0, 0)))

@@ -45,7 +45,7 @@ def started(of: list[Object], index: int, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("index", range(SERVERS))
-def test_each_pod_has_its_range_and_only_the_lead_knows_the_others(
+def test_each_pod_has_its_range_and_only_the_leader_knows_the_others(
     release: list[Object], index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = started(release, index, tmp_path)

@@ -11,9 +11,9 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import wire_format
 from gem_server.core.commits import Arrived
-from gem_server.core.facts import EndReason, Header
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
+from gem_server.core.values import EndReason, Header
 from gem_server.durability import recovery, segment
 from gem_server.durability.journal import Journal
 from gem_server.durability.log_file import LogFile

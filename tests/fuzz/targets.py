@@ -272,12 +272,12 @@ def write_contents(directory: Path) -> Path:
     return directory / checkpoint_name()
 
 
-_OF_A_RUN = (BadCheckpoint, DamagedLog, GemError)
+_RUN_ERRORS = (BadCheckpoint, DamagedLog, GemError)
 TARGETS = {
     "frame": Target(run_frames, (GemError,), frame_seeds),
     "segment": Target(run_segment, (DamagedLog,), segment_seeds),
-    "log": Target(run_log, _OF_A_RUN, log_seeds),
-    "state": Target(run_state, _OF_A_RUN, state_seeds),
-    "model": Target(lambda data: run_tensors(MODEL, data), _OF_A_RUN, lambda: tensor_seeds(MODEL)),
-    "workers": Target(lambda data: run_tensors(WORKERS, data), _OF_A_RUN, lambda: tensor_seeds(WORKERS)),
+    "log": Target(run_log, _RUN_ERRORS, log_seeds),
+    "state": Target(run_state, _RUN_ERRORS, state_seeds),
+    "model": Target(lambda data: run_tensors(MODEL, data), _RUN_ERRORS, lambda: tensor_seeds(MODEL)),
+    "workers": Target(lambda data: run_tensors(WORKERS, data), _RUN_ERRORS, lambda: tensor_seeds(WORKERS)),
 }

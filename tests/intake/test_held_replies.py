@@ -41,7 +41,7 @@ def expect(live: Live, workers: Sequence[Worker], seconds: float = 0.5, step: fl
 
 def held(live: Live) -> int:
     """Replies that wait."""
-    return live.on_loop(lambda: len(live.server.parts.apply_loop.held._held))
+    return live.on_loop(lambda: len(live.server.wiring.apply_loop.held._held))
 
 
 def held_commit(live: Live, worker: Worker, value: float = 1.0) -> Any:
@@ -116,7 +116,7 @@ def test_a_repeat_of_a_commit_whose_reply_is_held_gets_its_reply_at_once(way: st
 
 @all_ways
 def test_nobody_waits_for_a_worker_that_leaves(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "MOST_SECONDS", math.inf)  # so that no reply is released because its time is up
+    monkeypatch.setattr(releases, "MAX_WAIT_SECONDS", math.inf)  # so that no reply is released because its time is up
     with running(way, HELD, lease_seconds=36000.0) as (live, wire):
         ann, ben = wire.crew(2)
         expect(live, [ann, ben], 600.0, step=36000.0)
@@ -154,7 +154,7 @@ def test_a_call_that_ends_leaves_nothing_behind() -> None:
         held_commit(live, ann).cancel()
         wait_until(lambda: held(live) == 0, "the held reply to be made")
         assert live.core.leases.timetable._steps[ann.lease_id].began, "its next commit is expected, as any other's"
-        assert live.on_loop(lambda: live.server.parts.apply_loop.held._releases._aheads) == {}
+        assert live.on_loop(lambda: live.server.wiring.apply_loop.held._releases._aheads) == {}
         assert ben.commit()[0].version == 2
         assert ann.took(ann.whole(ann.header(), *ann.body()).answer(P))[0].version == 1
 
@@ -192,7 +192,7 @@ def test_after_a_crash_while_a_reply_is_held_the_commit_counts_once_and_is_answe
 
 
 def on_the_disk(live: Live) -> bool:
-    log = live.server.parts.group_commit
+    log = live.server.wiring.group_commit
     return log is not None and log.journal.durable == log.journal.appended
 
 

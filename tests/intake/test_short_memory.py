@@ -81,7 +81,7 @@ class World:
         end = self.now + seconds
         while self.now < end:
             self.now += STEP
-            self.uploads.pass_over()
+            self.uploads.end_slow_turns()
             self._end(self.uploads.to_end())
             for client in self.clients:
                 self._step(client)
@@ -100,7 +100,7 @@ class World:
         if upload is None:
             return
         if not client.seen and not client.sent:
-            client.count = self.uploads.nearly(upload, NBYTES)
+            client.count = self.uploads.count_bytes(upload, NBYTES)
         client.sent = min(client.sent + client.rate * STEP, client.stops_at)
         while client.seen + client.frame <= client.sent:
             client.count(client.frame)
@@ -192,7 +192,7 @@ def test_a_client_that_is_told_to_ask_again_keeps_its_place() -> None:
     world.now = 5.0
     late = world.uploads.begin("late", NBYTES)
     world.now = LONGEST + 0.1
-    world.uploads.pass_over()
+    world.uploads.end_slow_turns()
     assert isinstance(early, Future)
     with pytest.raises(Overloaded, match="no memory for this gradient was free for 10 s"):
         early.result(0)
@@ -214,7 +214,7 @@ def begun(world: World, client: str) -> Upload:
 def test_who_stalls_after_its_turn_is_known_as_slow() -> None:
     world = World([], buffers=4)
     upload = begun(world, "all but the last chunk")
-    world.uploads.nearly(upload, NBYTES)(NBYTES - CHUNK)
+    world.uploads.count_bytes(upload, NBYTES)(NBYTES - CHUNK)
     world.now = 100.0
     world.uploads.end(upload)
     assert world.uploads._slow == {"all but the last chunk"}
@@ -225,16 +225,16 @@ def test_who_stalls_after_its_turn_is_known_as_slow() -> None:
 def test_a_lease_that_ends_while_its_gradient_arrives_or_waits_is_not_remembered(nbytes: int, told: bool) -> None:
     world = World([], buffers=1)
     upload = begun(world, "arrives")
-    world.uploads.nearly(upload, NBYTES)(nbytes)
+    world.uploads.count_bytes(upload, NBYTES)(nbytes)
     waiting = world.uploads.begin("waits", NBYTES)
     assert isinstance(waiting, Future)
     world.now = LONGEST + 1
     if told:
-        world.uploads.pass_over()
+        world.uploads.end_slow_turns()
     for lease in ("arrives", "waits"):
         world.uploads.forget(lease)
     world.now += STALLED
-    world.uploads.pass_over()
+    world.uploads.end_slow_turns()
     assert world.uploads.to_end() is None  # its memory is free soon anyway
     world.uploads.give_up(waiting)  # type: ignore[arg-type]
     world.uploads.end(upload)

@@ -57,11 +57,11 @@ def begun(live: Live, worker: Worker, elements: int = 1) -> CommitStream:
 
 
 def arriving(live: Live, worker: Worker) -> bool:
-    return any(each.lease_id == worker.lease_id for each in live.server.parts.uploads._arriving.values())
+    return any(each.lease_id == worker.lease_id for each in live.server.wiring.uploads._arriving.values())
 
 
 def waiting(live: Live) -> int:
-    return live.on_loop(lambda: live.server.parts.uploads.waiting_for_memory)
+    return live.on_loop(lambda: live.server.wiring.uploads.waiting_for_memory)
 
 
 @through_sockets
@@ -178,13 +178,13 @@ def thetas(live: Live, dtype: str, disturbed: bool) -> list[bytes]:
             one.commit()
             other.commit()
             return [*received, *(session.commit(gradient).theta.tobytes() for gradient in gradients[1:])]
-        link = session._member.links.lead
+        link = session._member.links.leader
         stuck = link._encoder = Stuck(link._encoder)
         with limited(live):
             slow = begun(live, other)
             committing = in_background(partial(session.commit, gradients[1]))
             assert stuck.reached.wait(DEADLINE)
-            wait_until(lambda: live.on_loop(lambda: len(live.server.parts.uploads._arriving)) == 2, "the session's gradient")
+            wait_until(lambda: live.on_loop(lambda: len(live.server.wiring.uploads._arriving)) == 2, "the session's gradient")
             waits = in_background(one.commit)
             wait_until(lambda: waiting(live) == 1, "another to wait for memory")
             live.clock.advance(LATE)

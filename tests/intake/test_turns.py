@@ -109,7 +109,7 @@ def test_small_gradients_wait_for_nobody() -> None:
 def test_the_next_begins_a_little_before_the_last_bytes() -> None:
     queue, _, _ = turns()
     first, second = begun(begin(queue)), begin(queue)
-    count = queue.nearly(first, NBYTES)
+    count = queue.count_bytes(first, NBYTES)
     count(NBYTES // 2)
     assert waits(second)
     count(NBYTES // 2 - 4)
@@ -136,10 +136,10 @@ def test_a_client_that_sends_slowly_keeps_its_memory_and_loses_its_turn() -> Non
     queue, core, clock = turns(workers=1)
     slow, waiting = begun(begin(queue)), begin(queue)
     clock.now = FIRST
-    queue.pass_over()
+    queue.end_slow_turns()
     assert waits(waiting)
     clock.now = FIRST + 0.01
-    queue.pass_over()
+    queue.end_slow_turns()
     assert begun(waiting).gradient is not slow.gradient
     assert core.memory.uploads == 2 * NBYTES
     for upload in (slow, begun(waiting)):
@@ -156,10 +156,10 @@ def test_how_long_a_turn_lasts_follows_from_the_fastest_ones() -> None:
     begun(begin(queue))
     waiting = begin(queue)
     clock.now = 1.0 + PATIENCE * 1.0 + GRACE
-    queue.pass_over()
+    queue.end_slow_turns()
     assert waits(waiting)
     clock.now += 0.01
-    queue.pass_over()
+    queue.end_slow_turns()
     assert not waits(waiting)
 
 
@@ -175,9 +175,9 @@ def test_who_was_slow_holds_nobody_up_the_next_time_and_is_fast_again_once_it_wa
     assert waits(begin(queue, "bob"))
     queue, _, clock = turns()
     for took in (1.0, PATIENCE + GRACE + 0.01, 1.0):  # fast, slow, fast
-        given = begun(begin(queue, "slow"))
+        slot = begun(begin(queue, "slow"))
         clock.now += took
-        queue.end(given)
+        queue.end(slot)
     assert not waits(begin(queue, "slow"))
     assert waits(begin(queue, "ann"))
 
@@ -185,9 +185,9 @@ def test_who_was_slow_holds_nobody_up_the_next_time_and_is_fast_again_once_it_wa
 def test_a_client_that_has_left_is_not_remembered() -> None:
     queue, _, clock = turns()
     for took in (1.0, PATIENCE + GRACE + 0.01):
-        given = begun(begin(queue))
+        slot = begun(begin(queue))
         clock.now += took
-        queue.end(given)
+        queue.end(slot)
     queue.forget("ann")
     begun(begin(queue))
     assert waits(begin(queue, "bob"))
@@ -196,16 +196,16 @@ def test_a_client_that_has_left_is_not_remembered() -> None:
 def test_the_pace_counts_bytes() -> None:
     """A worker that sends float32 is not slow because another one sends int8."""
     queue, _, clock = turns()
-    given = begun(queue.begin("int8", NBYTES // 4))
+    slot = begun(queue.begin("int8", NBYTES // 4))
     clock.now = 0.25
-    queue.end(given)
+    queue.end(slot)
     begun(begin(queue))
     waiting = begin(queue, "bob")
     clock.now += PATIENCE * 1.0
-    queue.pass_over()
+    queue.end_slow_turns()
     assert waits(waiting)
     clock.now += GRACE + 0.01
-    queue.pass_over()
+    queue.end_slow_turns()
     assert not waits(waiting)
 
 
@@ -214,7 +214,7 @@ def test_slow_clients_get_no_memory_beyond_the_limit() -> None:
     asked = [begin(queue) for _ in range(3)]
     for _ in range(3):
         clock.now += FIRST + 1
-        queue.pass_over()
+        queue.end_slow_turns()
     assert [waits(each) for each in asked] == [False, False, True]
     assert core.memory.held <= core.memory.limit
 
@@ -227,7 +227,7 @@ def test_a_gradient_that_waits_for_too_long_begins_beside_others() -> None:
     begun(begin(queue))
     waiting = begin(queue)
     clock.now = 5.0 + LONGEST + 0.01
-    queue.pass_over()
+    queue.end_slow_turns()
     assert not waits(waiting)
 
 
@@ -284,20 +284,20 @@ def test_a_run_has_a_buffer_for_each_worker_if_they_are_small_and_four_if_they_a
 def test_a_lease_that_ends_during_its_slow_transfer_is_not_remembered() -> None:
     """The call that is being ended ends its turn after its lease is forgotten."""
     loop: Any = Clock()
-    queue = Turns[object](lambda turn: object(), lambda given: None, loop, lambda: loop.now, lambda: 9, small=0)
+    queue = Turns[object](lambda turn: object(), lambda slot: None, loop, lambda: loop.now, lambda: 9, small=0)
     for number in range(3):
-        given = queue.begin(f"lease-{number}", NBYTES)
+        slot = queue.begin(f"lease-{number}", NBYTES)
         loop.now += FIRST + 1
         queue.forget(f"lease-{number}")
-        queue.end(given)
+        queue.end(slot)
     assert queue._slow == set()
 
 
 def test_slow_transfers_that_wait_hold_up_no_others_nor_others_them() -> None:
     loop: Any = Clock()
     refused: set[str] = {"slow"}
-    give = lambda turn: None if turn.client in refused else object()  # noqa: E731
-    queue = Turns[object](give, lambda given: None, loop, lambda: loop.now, lambda: 2, small=0)
+    acquire = lambda turn: None if turn.client in refused else object()  # noqa: E731
+    queue = Turns[object](acquire, lambda slot: None, loop, lambda: loop.now, lambda: 2, small=0)
     queue._slow = {"slow", "slow too"}
     slow, first, second = (queue.begin(client, NBYTES) for client in ("slow", "first", "second"))
     assert [isinstance(each, PlainFuture) for each in (slow, first, second)] == [True, False, True]
@@ -313,7 +313,7 @@ def test_a_transfer_on_the_servers_machine_says_nothing_of_the_networks_pace() -
     first = begin(queue)
     clock.now += FIRST - 0.1
     waiting = begin(queue, "bob")
-    queue.pass_over()
+    queue.end_slow_turns()
     assert waits(waiting)
     queue.end(begun(first))
     assert not waits(waiting)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from gem_server.intake.width import JUDGED, REST, Width
+from gem_server.intake.width import TURNS_BETWEEN_TRIALS, TURNS_PER_TRIAL, Width
 
 
 def after(width: Width, turns: int, rate: Callable[[int], float]) -> list[int]:
@@ -19,21 +19,21 @@ def after(width: Width, turns: int, rate: Callable[[int], float]) -> list[int]:
 
 
 def test_one_more_is_tried_first_and_kept_if_all_together_are_faster() -> None:
-    assert after(Width(), 20 * JUDGED, lambda now: 100.0 * min(now, 4))[-1] >= 4
+    assert after(Width(), 20 * TURNS_PER_TRIAL, lambda now: 100.0 * min(now, 4))[-1] >= 4
 
 
 def test_after_one_more_has_failed_one_less_is_tried_and_kept() -> None:
     width = Width(now=4)
-    tried = after(width, 3 * REST, lambda now: 100.0)
+    tried = after(width, 3 * TURNS_BETWEEN_TRIALS, lambda now: 100.0)
     assert tried.index(5) < tried.index(3)
     assert width.now < 4
 
 
 def test_after_one_less_has_failed_one_more_is_tried() -> None:
     width = Width(now=4)
-    tried = after(width, 4 * REST, lambda now: 100.0 * min(now, 4))
+    tried = after(width, 4 * TURNS_BETWEEN_TRIALS, lambda now: 100.0 * min(now, 4))
     assert set(tried) == {3, 4, 5}
-    assert tried.count(4) > 3 * REST
+    assert tried.count(4) > 3 * TURNS_BETWEEN_TRIALS
     first, second = tried.index(5), tried.index(3)
     assert first < second
     assert 5 in tried[second:]
@@ -42,28 +42,28 @@ def test_after_one_less_has_failed_one_more_is_tried() -> None:
 @pytest.mark.parametrize(("kept", "rate"), [(True, 116.0), (False, 114.0)])
 def test_one_more_must_be_a_seventh_faster(kept: bool, rate: float) -> None:
     width = Width()
-    after(width, 2 * JUDGED, lambda now: rate if now > 1 else 100.0)
+    after(width, 2 * TURNS_PER_TRIAL, lambda now: rate if now > 1 else 100.0)
     assert width.now == (2 if kept else 1)
 
 
 @pytest.mark.parametrize(("kept", "rate"), [(True, 91.0), (False, 89.0)])
 def test_one_less_may_be_a_tenth_slower(kept: bool, rate: float) -> None:
     width = Width(now=3, _step=-1)
-    after(width, 2 * JUDGED, lambda now: rate if now < 3 else 100.0)
+    after(width, 2 * TURNS_PER_TRIAL, lambda now: rate if now < 3 else 100.0)
     assert width.now == (2 if kept else 3)
 
 
 def test_after_a_try_that_failed_the_next_one_rests() -> None:
     width = Width(now=2)
-    tried = after(width, 4 * REST, lambda now: 100.0 if now == 2 else 1.0)
+    tried = after(width, 4 * TURNS_BETWEEN_TRIALS, lambda now: 100.0 if now == 2 else 1.0)
     changes = [at for at, (before, now) in enumerate(pairwise(tried)) if before == 2 != now]
-    assert all(later - earlier >= REST for earlier, later in pairwise(changes))
+    assert all(later - earlier >= TURNS_BETWEEN_TRIALS for earlier, later in pairwise(changes))
     assert len(changes) >= 3
 
 
 def test_turns_that_say_nothing_of_the_width_are_not_counted() -> None:
     width = Width(now=2)
-    for _ in range(10 * REST):
+    for _ in range(10 * TURNS_BETWEEN_TRIALS):
         width.ended(1, 2, 0.01)  # begun under another width
         width.ended(2, 1, 0.01)  # fewer than might have been
         width.ended(2, 2, 0.0)  # no time passed
@@ -73,5 +73,5 @@ def test_turns_that_say_nothing_of_the_width_are_not_counted() -> None:
 def test_no_fewer_than_the_least_are_tried() -> None:
     width = Width()
     assert width.at_least(3) == 3
-    assert min(after(width, 6 * REST, lambda now: 100.0)) == 3
-    assert min(after(Width(), 6 * REST, lambda now: 100.0)) == 1
+    assert min(after(width, 6 * TURNS_BETWEEN_TRIALS, lambda now: 100.0)) == 3
+    assert min(after(Width(), 6 * TURNS_BETWEEN_TRIALS, lambda now: 100.0)) == 1

@@ -195,7 +195,7 @@ def test_each_validation_is_reported_to_the_server() -> None:
     with serving(config(RUN)) as live, worker(live, loss="validation_loss") as (_, gem):
         module = Module(adamw)
         trainer(gem).fit(module, gem.loader(data), DataLoader(Sums(), batch_size=SAMPLES))
-        evaluation = live.on_loop(lambda: live.server.parts.progress.evaluation)
+        evaluation = live.on_loop(lambda: live.server.wiring.progress.evaluation)
         assert evaluation is not None
         assert evaluation.version == version(live)
         assert evaluation.loss == pytest.approx(data.loss(module.network), rel=1e-5)

@@ -135,7 +135,7 @@ def test_a_step_that_is_not_sampled_costs_the_server_nothing(spans: InMemorySpan
 def test_a_trace_context_that_is_not_valid_is_ignored(traceparent: str, spans: InMemorySpanExporter) -> None:
     with serving(config()) as live, connect(live.address) as session:
         session.join(model())
-        link = session._member.links.lead
+        link = session._member.links.leader
         header = link._header
 
         def spoilt(commit: Any) -> Any:

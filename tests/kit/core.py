@@ -14,9 +14,9 @@ from gem_api.layout import Layout
 from gem_api.ranges import WHOLE, Range
 from gem_api.rules import RULES
 from gem_server.core.commits import Commit
-from gem_server.core.facts import Admission, Applied, Header
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
+from gem_server.core.values import Admission, Applied, Header
 from gem_server.durability import checkpoint
 from gem_server.durability.storage import Storage
 from gem_server.durability.tensor_file import write_tensors

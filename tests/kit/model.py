@@ -78,7 +78,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 def traffic(live: Live) -> tuple[int, int]:
     """Bytes of tensor frames that the server has received and sent."""
-    return live.on_loop(lambda: (live.server.parts.traffic.received, live.server.parts.traffic.sent))
+    return live.on_loop(lambda: (live.server.wiring.traffic.received, live.server.wiring.traffic.sent))
 
 
 def assert_goes_over_the_network(live: Live, session: Session, transport: str = "tcp") -> None:
@@ -281,10 +281,10 @@ class Wire:
 
 def lane_port_of(live: Live) -> int:
     """The TCP port of the server's lane; 0 if it has none."""
-    port: int = live.server.parts.lane._listener.port
+    port: int = live.server.wiring.lane._listener.port
     return port
 
 
 def transports(live: Live) -> dict[str, str]:
     """How each live worker's last commit came, by name, as the status shows it."""
-    return {one.name: one.transport for one in live.on_loop(live.server.parts.view.read).workers}
+    return {one.name: one.transport for one in live.on_loop(live.server.wiring.view.read).workers}

@@ -323,7 +323,7 @@ def theta_bits(live: Live) -> tuple[int, bytes]:
 
 def received_bytes(live: Live) -> int:
     """Bytes of tensor frames that the server has read."""
-    return live.on_loop(lambda: live.server.parts.traffic.received)
+    return live.on_loop(lambda: live.server.wiring.traffic.received)
 
 
 def on_server_loop(live: Live, work: Callable[[], Coroutine[Any, Any, T]], deadline: float = DEADLINE) -> T:
@@ -354,7 +354,7 @@ def apply_thread_held(live: Live) -> Iterator[Callable[[], None]]:
         with suppress(RuntimeError):  # a server that was drained may have ended already
             live._loop.call_soon_threadsafe(release.set)
 
-    live.on_loop(lambda: live.server.parts.apply_loop._enqueue(hold))
+    live.on_loop(lambda: live.server.wiring.apply_loop._enqueue(hold))
     assert held.wait(DEADLINE)
     try:
         yield let_go

@@ -30,7 +30,7 @@ class Ranges:
         self.wires = wires
 
     def join(self, name: str, layout: Layout = TWO) -> list[Worker]:
-        """Registers a worker with the lead, then with the others: one worker for each range, with the same lease."""
+        """Registers a worker with the leader, then with the others: one worker for each range, with the same lease."""
         request = pb.RegisterWorkerRequest(worker_name=name, layout=layout.to_message())
         first = self.wires[0].call("RegisterWorker", request)
         request.lead.lease_id, request.lead.run_id = first.lease_id, first.run_id

@@ -178,7 +178,7 @@ def all_the_time(work: Callable[[], object]) -> Iterator[None]:
 
 def queue_length(live: Live) -> int:
     """Number of commits in the queue."""
-    length: int = live.on_loop(lambda: live.server.parts.apply_loop.queue_length)
+    length: int = live.on_loop(lambda: live.server.wiring.apply_loop.queue_length)
     return length
 
 

@@ -49,7 +49,7 @@ def read(live: Live, lane: RawLane, *data: bytes) -> None:
 
 
 def connections(live: Live) -> int:
-    return live.on_loop(lambda: live.server.parts.lane.connections)
+    return live.on_loop(lambda: live.server.wiring.lane.connections)
 
 
 # -- messages that are right, however they arrive
@@ -253,9 +253,9 @@ def test_an_answer_that_is_replaced_while_it_is_sent_is_cut_off_and_never_torn(
     with large(tmp_path, encrypted) as (live, wire, context):
         worker = wire.started("worker", LARGE, value=0.0)
         old = commits(worker, older, context)
-        before = live.on_loop(lambda: live.server.parts.traffic.sent) + 1000  # more than the result
+        before = live.on_loop(lambda: live.server.wiring.traffic.sent) + 1000  # more than the result
         old.send(worker.header(), *worker.body(-1.0))
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
+        wait_until(lambda: live.on_loop(lambda: live.server.wiring.traffic.sent) > before, "the answer to begin")
         worker.sequence, worker.base_version = 2, 1
         new = commits(worker, newer, context)
         new.send(worker.header(), *worker.body(-1.0))

@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def connections(self) -> int:
-        return self.live.on_loop(lambda: self.live.server.parts.lane.connections)
+        return self.live.on_loop(lambda: self.live.server.wiring.lane.connections)
 
 
 Begin = Callable[..., Setting]
@@ -212,7 +212,7 @@ def test_a_lease_that_ends_right_after_its_result_was_sent_is_told_so(way: str, 
     worker, lane = setting.worker, setting.lane()
     assert committed(worker, lane)[0].version == 1
     assert paused.sent.wait(DEADLINE)
-    calls = setting.live.server.parts.training.calls
+    calls = setting.live.server.wiring.training.calls
     leaving = in_background(worker.leave)
     wait_until(lambda: leaving.done() or any(call.error for call in list(calls._all)), "the lease to end")
     paused.go_on.set()
@@ -226,9 +226,9 @@ def test_no_error_is_sent_inside_a_result_that_is_cut_off(dtype: str, way: str, 
     """It would be taken for the rest of θ."""
     setting = begin(LARGE)
     live, worker, lane = setting.live, setting.worker, setting.lane()
-    before = live.on_loop(lambda: live.server.parts.traffic.sent) + 1000  # more than the result
+    before = live.on_loop(lambda: live.server.wiring.traffic.sent) + 1000  # more than the result
     lane.commit(header(worker, theta_dtype=tensors_pb2.WireDtype.Value(f"WIRE_DTYPE_{dtype}")), worker.gradient().tobytes())
-    wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
+    wait_until(lambda: live.on_loop(lambda: live.server.wiring.traffic.sent) > before, "the answer to begin")
     worker.leave()
     prefix = lane.exactly(PREFIX)
     lane.exactly(int.from_bytes(prefix[8:12], "little"))

@@ -32,17 +32,17 @@ def connected(live: Live, way: str) -> RawLane:
     """A connection to the lane of that way."""
     if way == "memory":
         return unix(live.config.memory_socket)
-    return tcp(live.server.parts.lane._listener.port)
+    return tcp(live.server.wiring.lane._listener.port)
 
 
 def pending(live: Live) -> int:
     """Connections that have not shown a token yet."""
-    return live.on_loop(lambda: len(live.server.parts.lane._pending))
+    return live.on_loop(lambda: len(live.server.wiring.lane._pending))
 
 
 def connections(live: Live) -> int:
     """Connections that the server has accepted and not closed."""
-    return live.on_loop(lambda: live.server.parts.lane.connections)
+    return live.on_loop(lambda: live.server.wiring.lane.connections)
 
 
 def welcomed(lane: RawLane, way: str) -> bool:
@@ -123,7 +123,7 @@ def test_asking_for_a_lane_is_a_sign_of_life(live: Live, worker: Worker) -> None
     live.clock.advance(0.6 * live.config.lease_seconds)
     offer(worker)
     live.clock.advance(0.6 * live.config.lease_seconds)
-    live.on_loop(live.server.parts.training.expire_leases)
+    live.on_loop(live.server.wiring.training.expire_leases)
     assert worker.commit()[0].version == 1
 
 

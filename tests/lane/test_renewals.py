@@ -45,7 +45,7 @@ def test_signs_of_life_on_a_lane_keep_its_lease_and_bring_no_reply(way: str, liv
         for _ in range(5):
             with about_to_expire(live):
                 lane.send(SIGN)
-        live.on_loop(live.server.parts.training.expire_leases)
+        live.on_loop(live.server.wiring.training.expire_leases)
         lane.sock.settimeout(0.2)
         with pytest.raises(TimeoutError):
             lane.sock.recv(1)
@@ -99,7 +99,7 @@ def test_a_session_renews_on_its_lane(shared_memory: bool, tmp_path: Path) -> No
         wire.grpc.refuse()
         for _ in range(3):
             with about_to_expire(live):
-                session._member.links.lead.connection.renew()
+                session._member.links.leader.connection.renew()
 
 
 def test_a_session_renews_over_grpc_while_its_lane_is_in_use_or_broken() -> None:
@@ -109,10 +109,10 @@ def test_a_session_renews_over_grpc_while_its_lane_is_in_use_or_broken() -> None
         waiting = in_background(lambda: session.commit(GRADIENT))
         wait_until(lambda: version(live) == 2, "the commit to be applied")
         with about_to_expire(live):
-            session._member.links.lead.connection.renew()
+            session._member.links.leader.connection.renew()
         lane.cut()
         assert waiting.result(DEADLINE).version == 2
         lane.refuse()
         with about_to_expire(live):
-            session._member.links.lead.connection.renew()
+            session._member.links.leader.connection.renew()
         assert session.commit(GRADIENT).version == 3

@@ -75,9 +75,9 @@ def test_a_gradient_that_comes_drop_by_drop(live: Live, crew: list[tuple[Worker,
 
 def test_a_theta_that_nobody_reads(live: Live, crew: list[tuple[Worker, RawLane]]) -> None:
     (slow, lane), *others = crew
-    before = live.on_loop(lambda: live.server.parts.traffic.sent)
+    before = live.on_loop(lambda: live.server.wiring.traffic.sent)
     lane.commit(header(slow), slow.gradient().tobytes())
-    wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before + 1000, "θ to begin")
+    wait_until(lambda: live.on_loop(lambda: live.server.wiring.traffic.sent) > before + 1000, "θ to begin")
     all_commit(others)
     result, theta = slow.took(lane.answer())
     assert (result.version, len(np.unique(theta))) == (1, 1)

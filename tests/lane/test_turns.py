@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gem_api.held_theta import HeldTheta
 from gem_api.v1 import lane_pb2
 from gem_api.wire import FLOAT32
+from gem_api.worker_theta import WorkerTheta
 from gem_server.event_loop import Lent
 from gem_server.intake.calls import PeerLeft
 from gem_server.lane import lane as lane_module
@@ -83,7 +83,7 @@ def test_an_encrypted_lane_that_always_has_a_message_waiting_does_so_too(
 
 
 def test_the_time_of_others_is_up_though_a_lane_always_has_a_message_waiting(live: Live, worker: Worker) -> None:
-    with tcp(live.server.parts.lane._listener.port) as silent, flooded(live, opened(worker)):
+    with tcp(live.server.wiring.lane._listener.port) as silent, flooded(live, opened(worker)):
         live.clock.advance(HELLO_SECONDS + 1)
         assert silent.closed()
 
@@ -168,9 +168,9 @@ def test_a_lane_that_is_stopped_before_it_holds_the_lock_again_does_not_take_its
 
 @pytest.mark.parametrize("is_difference", [False, True], ids=["whole", "difference"])
 def test_a_stopped_lane_changes_nothing_of_what_its_worker_is_known_to_hold(is_difference: bool, stoppable: Connection) -> None:
-    held = HeldTheta(600)
+    held = WorkerTheta(600)
     held.sequence = 4
-    older, newer = held.form(5, is_difference), held.form(5, True)  # two calls of a lease that repeat a commit
+    older, newer = held.next_format(5, is_difference), held.next_format(5, True)  # two calls of a lease that repeat a commit
     stoppable.stop()
     with pytest.raises(PeerLeft):
         list(stoppable.send_theta(b"header", np.ones(600, np.float32), older))
@@ -181,9 +181,9 @@ def test_a_stopped_lane_changes_nothing_of_what_its_worker_is_known_to_hold(is_d
 
 def test_a_lane_that_is_stopped_while_it_sends_theta_leaves_it_as_incomplete(stoppable: Connection) -> None:
     """What a newer call then sends is whole."""
-    held = HeldTheta(3_000_000)
+    held = WorkerTheta(3_000_000)
     held.sequence = 4
-    sending = stoppable.send_theta(b"header", np.ones(held.theta.size, np.float32), held.form(5, True))
+    sending = stoppable.send_theta(b"header", np.ones(held.theta.size, np.float32), held.next_format(5, True))
     assert next(sending) is Wait.WRITE
     stoppable.stop()
     with pytest.raises(PeerLeft):

@@ -94,11 +94,11 @@ def test_a_worker_that_ends_well_before_the_run_is_complete_is_started_again(wor
     all_, said = cluster(workers)
     workers[1].ending = 0
     all_.asked(pb.RUN_STATE_TRAINING, ())  # asked before it ended
-    all_.tend(healthy=True, now=0.0)
+    all_.supervise(healthy=True, now=0.0)
     assert (workers[1].starts, said) == (0, [])
     all_.asked(pb.RUN_STATE_TRAINING, all_.done)
-    all_.tend(healthy=True, now=1.0)
-    all_.tend(healthy=True, now=2.0)  # the server did not answer
+    all_.supervise(healthy=True, now=1.0)
+    all_.supervise(healthy=True, now=2.0)  # the server did not answer
     assert workers[1].starts == 1
     assert said == ["worker-1 ended with status 0, but the run is not complete; restarting it"]
 
@@ -109,7 +109,7 @@ def test_a_state_that_says_nothing_of_the_run_starts_no_worker_again(workers: li
     for worker in workers:
         worker.ending = 0
     all_.asked(state, all_.done)
-    all_.tend(healthy=True, now=0.0)
+    all_.supervise(healthy=True, now=0.0)
     assert [worker.starts for worker in workers] == [0, 0, 0]
     assert not all_.finished
 
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_at_its_end_fails_no_complete_run(workers: list[Place
     workers[0].ending = workers[1].ending = 0
     workers[2].ending = status
     for now in range(100):
-        all_.tend(healthy=True, now=float(now))
+        all_.supervise(healthy=True, now=float(now))
     assert all_.finished
     assert (workers[2].starts, said) == (0, [])
 
@@ -162,8 +162,8 @@ def test_which_runs_end_for_all_at_once(run: Hyperparameters, together: bool) ->
 def test_a_restart_by_another_program_is_told_and_not_repeated(workers: list[Placed]) -> None:
     all_, said = cluster(workers)
     workers[1].news = "died; Ray restarted it on node2"
-    all_.tend(healthy=False, now=0.0)
-    all_.tend(healthy=False, now=0.0)
+    all_.supervise(healthy=False, now=0.0)
+    all_.supervise(healthy=False, now=0.0)
     assert said == ["worker-1 died; Ray restarted it on node2"]
     assert [worker.starts for worker in workers] == [0, 0, 0]
 
@@ -173,17 +173,17 @@ def test_a_worker_that_keeps_dying_elsewhere_ends_the_run_before_its_first_commi
     workers[0].log.write_text("a last line\n")
     for _ in range(MAX_RESTARTS):
         workers[0].news = "died"
-        all_.tend(healthy=False, now=0.0)
+        all_.supervise(healthy=False, now=0.0)
     workers[0].news = "died"
     with pytest.raises(ClusterError, match="worker-0 died:\na last line\nfull log: "):
-        all_.tend(healthy=False, now=0.0)
+        all_.supervise(healthy=False, now=0.0)
 
 
 def test_a_worker_with_a_wrong_option_ends_the_run_before_the_first_commit(workers: list[Placed]) -> None:
     all_, _ = cluster(workers)
     workers[1].ending = 2
     with pytest.raises(ClusterError, match="worker-1 ended with status 2"):
-        all_.tend(healthy=False, now=0.0)
+        all_.supervise(healthy=False, now=0.0)
 
 
 def test_a_worker_whose_task_raised_waits_until_the_others_had_time_to_fail_alike(workers: list[Placed]) -> None:
@@ -193,14 +193,14 @@ def test_a_worker_whose_task_raised_waits_until_the_others_had_time_to_fail_alik
     for worker in workers:
         worker.log.write_text(raised)
     workers[0].ending = 1
-    all_.tend(healthy=False, now=0.0)
-    all_.tend(healthy=False, now=4.9)
+    all_.supervise(healthy=False, now=0.0)
+    all_.supervise(healthy=False, now=4.9)
     assert (workers[0].starts, said) == (0, ["worker-0 ended with status 1; restarting it in 5 s"])
     workers[1].ending = 1
-    all_.tend(healthy=False, now=4.9)
+    all_.supervise(healthy=False, now=4.9)
     workers[2].ending = 1
     with pytest.raises(ClusterError, match="every worker failed before its first commit"):
-        all_.tend(healthy=False, now=4.9)
+        all_.supervise(healthy=False, now=4.9)
     assert [worker.starts for worker in workers] == [0, 0, 0]
 
 
@@ -209,17 +209,17 @@ def failing(all_: Cluster, worker: Placed, now: float = 0.0, status: int = 1) ->
     paused = 0.0
     while worker.name not in all_.given_up:
         worker.ending = status
-        all_.tend(healthy=True, now=now)
+        all_.supervise(healthy=True, now=now)
         while worker.due is not None:
             paused, now = paused + 0.5, now + 0.5
-            all_.tend(healthy=True, now=now)
+            all_.supervise(healthy=True, now=now)
     return paused
 
 
 @pytest.mark.parametrize("status", [1, 2, -9])
 def test_a_worker_that_keeps_failing_is_given_up_after_longer_and_longer_pauses(workers: list[Placed], status: int) -> None:
     all_, said = cluster(workers, together=False)
-    all_.tend(healthy=True, now=0.0)
+    all_.supervise(healthy=True, now=0.0)
     workers[1].log.write_text("no such device\n")
     assert failing(all_, workers[1], status=status) == sum(PAUSES)
     assert workers[1].starts == MAX_RESTARTS
@@ -230,7 +230,7 @@ def test_a_worker_that_keeps_failing_is_given_up_after_longer_and_longer_pauses(
     assert "no such device\nfull log: " in said[-1]
     assert signal.SIGKILL in workers[1].signals, "Ray would start it again"
     count = len(said)
-    all_.tend(healthy=True, now=1000.0)
+    all_.supervise(healthy=True, now=1000.0)
     assert (len(said), workers[1].starts) == (count, MAX_RESTARTS)
     workers[0].ending = workers[2].ending = 0
     assert all_.finished
@@ -240,12 +240,12 @@ def test_a_worker_that_has_run_for_a_minute_begins_to_count_anew(workers: list[P
     all_, said = cluster(workers)
     for hour in range(2 * MAX_RESTARTS):
         workers[1].ending = -9
-        all_.tend(healthy=True, now=3600.0 * hour)
-        all_.tend(healthy=True, now=3600.0 * hour + 59.0)
+        all_.supervise(healthy=True, now=3600.0 * hour)
+        all_.supervise(healthy=True, now=3600.0 * hour + 59.0)
         assert workers[1].restarts == 1, "a short life proves nothing: the commits may be those of others"
-        all_.tend(healthy=False, now=3600.0 * hour + 61.0)
+        all_.supervise(healthy=False, now=3600.0 * hour + 61.0)
         assert workers[1].restarts == 1, "nor does a long one without commits"
-        all_.tend(healthy=True, now=3600.0 * hour + 62.0)
+        all_.supervise(healthy=True, now=3600.0 * hour + 62.0)
         assert workers[1].restarts == 0
     assert said == ["worker-1 was killed by SIGKILL; restarting it"] * 2 * MAX_RESTARTS
 
@@ -254,7 +254,7 @@ def test_a_worker_that_dies_elsewhere_again_and_again_is_ended_there_and_given_u
     all_, said = cluster(workers)
     for _ in range(MAX_RESTARTS + 1):
         workers[1].news = "died"
-        all_.tend(healthy=True, now=0.0)
+        all_.supervise(healthy=True, now=0.0)
     assert (all_.given_up, workers[1].signals, workers[1].starts) == (["worker-1"], [signal.SIGKILL], 0)
     assert len(said) == MAX_RESTARTS + 1
 
@@ -262,8 +262,8 @@ def test_a_worker_that_dies_elsewhere_again_and_again_is_ended_there_and_given_u
 def test_time_in_which_a_worker_waits_for_a_place_proves_nothing(workers: list[Placed]) -> None:
     all_, _ = cluster(workers)
     workers[1].ending, workers[1].has_place = 1, False
-    all_.tend(healthy=True, now=0.0)
-    all_.tend(healthy=True, now=1000.0)
+    all_.supervise(healthy=True, now=0.0)
+    all_.supervise(healthy=True, now=1000.0)
     assert workers[1].restarts == 1
 
 
@@ -279,7 +279,7 @@ def test_the_end_of_the_run_does_not_wait_for_a_restart(workers: list[Placed]) -
     all_, _ = cluster(workers)
     for _ in range(2):
         workers[1].ending = 1
-        all_.tend(healthy=True, now=0.0)
+        all_.supervise(healthy=True, now=0.0)
     assert workers[1].due is not None
     assert not all_.finished
     workers[0].ending = workers[2].ending = 0
@@ -298,10 +298,10 @@ def servers(tmp_path: Path) -> list[Placed]:
 def test_each_server_that_dies_is_started_again(servers: list[Placed], workers: list[Placed]) -> None:
     said: list[str] = []
     all_ = Cluster([*servers], [*workers], said.append)
-    all_.tend(healthy=True, now=0.0)
+    all_.supervise(healthy=True, now=0.0)
     for number in (2, 0):
         servers[number].ending = -9
-        all_.tend(healthy=False, now=0.0)
+        all_.supervise(healthy=False, now=0.0)
     assert said == ["server-2 was killed by SIGKILL; restarting it", "server-0 was killed by SIGKILL; restarting it"]
     assert [server.starts for server in servers] == [1, 0, 1]
 
@@ -312,16 +312,16 @@ def test_a_server_that_rejects_its_settings_ends_the_run(servers: list[Placed], 
     servers[number].ending = 2
     servers[number].log.write_text("gem-server: no such thing\n")
     with pytest.raises(WrongSettings, match=r"^no such thing$"):
-        all_.tend(healthy=False, now=0.0)
+        all_.supervise(healthy=False, now=0.0)
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_server_that_can_not_start_again_ends_the_run_although_there_were_commits(servers: list[Placed], number: int) -> None:
     all_ = Cluster([*servers], [], print)
-    all_.tend(healthy=True, now=0.0)
+    all_.supervise(healthy=True, now=0.0)
     servers[number].ending = 2
     with pytest.raises(ClusterError, match=f"server-{number} ended with status 2"):
-        all_.tend(healthy=False, now=0.0)
+        all_.supervise(healthy=False, now=0.0)
 
 
 def test_all_servers_are_stopped_after_the_workers(servers: list[Placed], workers: list[Placed]) -> None:

@@ -19,8 +19,8 @@ from gem_client import connect
 from gem_ctl import recorded_commits
 from gem_ctl.recorded_commits import read_commits
 from gem_worker.launcher import launch
-from gem_worker.launcher.brought import table
 from gem_worker.launcher.cluster import Cluster, Process
+from gem_worker.launcher.contributions import table
 from gem_worker.launcher.launch import _monitor
 from gem_worker.launcher.monitor import RunMonitor, _closing
 from gem_worker.launcher.run_folder import RunFolder

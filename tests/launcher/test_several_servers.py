@@ -69,7 +69,7 @@ def test_each_server_is_killed_and_the_run_ends_complete_without_losing_a_commit
         launcher.until_version(reached + 10)
     assert launcher.wait() == 0, launcher.output
     run = launcher.folder
-    assert_ledger_complete(last_state(run, "range-0"), 40)  # the history lacks what the killed lead had not yet written to it
+    assert_ledger_complete(last_state(run, "range-0"), 40)  # the history lacks what the killed leader had not yet written to it
     assert versions(run, 2) == {40 * COMMITS}
     assert read_json(run / "summary.json")["test_accuracy"] >= 0.9
     assert launcher.members() == {}

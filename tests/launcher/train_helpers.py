@@ -88,7 +88,7 @@ class Launcher:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of the run's servers, the lead's first."""
+        """The addresses of the run's servers, the leader's first."""
         return re.findall(r"server (127\.0\.0\.1:\d+),", self.output)
 
     def members(self) -> dict[int, str]:

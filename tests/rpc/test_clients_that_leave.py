@@ -29,7 +29,7 @@ ANSWERED: dict[str, Callable[[Worker], Any]] = {
 
 
 def sent_bytes(live: Live) -> int:
-    return live.on_loop(lambda: live.server.parts.traffic.sent)
+    return live.on_loop(lambda: live.server.wiring.traffic.sent)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_client_that_goes_away_in_the_middle_of_its_answer_is_no_error(what: s
                 before = sent_bytes(live)
                 calls.append(ANSWERED[what](worker))
                 wait_until(lambda: sent_bytes(live) > before, "the answer to begin")  # noqa: B023
-            wait_until(lambda: not live.on_loop(lambda: live.server.parts.training.calls._all), "the call to end")
+            wait_until(lambda: not live.on_loop(lambda: live.server.wiring.training.calls._all), "the call to end")
     assert "worker registered" in [entry["event"] for entry in logged]
     assert [entry for entry in logged if entry["log_level"] == "error"] == []
 

@@ -97,7 +97,7 @@ def test_thousands_of_registrations_under_one_name_hold_one_place(times: int) ->
         assert commits > 1
         assert memory_bytes(live) == 4 * SMALL.size + 2 * EACH
         assert live.on_loop(lambda: len(live.core.leases._reasons)) <= 10_000
-        assert live.on_loop(lambda: len(live.server.parts.lane._listener._tickets)) == 0
+        assert live.on_loop(lambda: len(live.server.wiring.lane._listener._tickets)) == 0
         honest.commit(0.001)
 
 
@@ -143,7 +143,7 @@ def test_a_log_that_only_registrations_fill_stays_within_its_limit(tmp_path: Pat
 
 
 def log_size(live: Live) -> int:
-    journal: Any = live.server.parts.checkpointer.journal
+    journal: Any = live.server.wiring.checkpointer.journal
     return int(live.on_loop(lambda: journal.size))
 
 
@@ -260,7 +260,7 @@ def test_shards_that_a_worker_only_claims_to_hold_are_not_written_to_the_log(tmp
 
 def tickets(live: Live) -> int:
     """Tokens that can still be used."""
-    return live.on_loop(lambda: len(live.server.parts.lane._listener._tickets))
+    return live.on_loop(lambda: len(live.server.wiring.lane._listener._tickets))
 
 
 def descriptors() -> int:
@@ -296,7 +296,7 @@ def test_a_worker_that_opens_lane_after_lane_holds_one(way: str) -> None:
             lanes.callback(stream.cancel)
         assert {stream.refusal().error for stream in streams[:-1]} == {"SUPERSEDED"}
         live.clock.advance(HELLO_SECONDS + 1)  # the older ones never close their end
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.lane.connections) == 1, "the older ones to end")
+        wait_until(lambda: live.on_loop(lambda: live.server.wiring.lane.connections) == 1, "the older ones to end")
         assert descriptors() <= before + 3 * len(streams)  # ours: a socket each, and a mapping's descriptor in memory
         greedy.pull()
         assert greedy.commit_on(streams[-1])[0].version == 1
@@ -315,7 +315,7 @@ def test_a_lane_ends_with_its_lease_though_it_was_never_used(way: str) -> None:
             refusal = stream.refusal()
             assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
             stream.cancel()
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.lane.connections) == 0, "the connections to end")
+        wait_until(lambda: live.on_loop(lambda: live.server.wiring.lane.connections) == 0, "the connections to end")
         assert honest.commit()[0].version == 1
 
 
@@ -324,7 +324,7 @@ def test_an_upload_that_stops_in_the_middle_is_given_up_though_its_lease_goes_on
     stream.cancel()
     lane = opened(worker, "tcp").lane
     lane.commit(lane_header(worker), bytes(4), declared=4 * worker.size)
-    calls = live.server.parts.training.calls
+    calls = live.server.wiring.training.calls
     wait_until(lambda: live.on_loop(lambda: any(call.exchanging for call in calls._all)), "the upload to begin")
     for _ in range(4):
         live.clock.advance(0.4 * live.config.lease_seconds)

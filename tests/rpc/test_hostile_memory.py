@@ -123,5 +123,5 @@ def test_a_worker_that_leases_its_region_keeps_nobody_waiting(live: Live, wire: 
 
 def bytes_still_mapped(live: Live) -> int:
     """Bytes that are counted for regions which processes still map."""
-    live.on_loop(live.server.parts.lane.regions.take_back)
+    live.on_loop(live.server.wiring.lane.regions.take_back)
     return int(live.on_loop(lambda: live.core.memory.regions))

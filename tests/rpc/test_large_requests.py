@@ -61,8 +61,8 @@ def test_a_large_layout_leaves_the_event_loop_free(servers: int, tmp_path: Path,
         return convert_here
 
     model = Layout.of({"w": (100, 100), "b": (5000,)})
-    lead = config(range=Range(0, servers), durability="log", checkpoint_dir=tmp_path, peers=("127.0.0.1:1",) * (servers - 1))
-    with serving(lead) as live, wired(live) as wire:
+    leader = config(range=Range(0, servers), durability="log", checkpoint_dir=tmp_path, peers=("127.0.0.1:1",) * (servers - 1))
+    with serving(leader) as live, wired(live) as wire:
         request = pb.RegisterWorkerRequest(layout=model.to_message())
         for name in ("_from_spec", "_to_spec", "_group"):
             monkeypatch.setattr(layout_module, name, noting(getattr(layout_module, name)))

@@ -53,7 +53,7 @@ def pass_time(live: Live, *survivors: Worker) -> None:
 
 def waiting_pulls(live: Live) -> int:
     """Pull calls that wait for a value."""
-    return live.on_loop(lambda: sum(call.exchanging for call in live.server.parts.training.calls._all))
+    return live.on_loop(lambda: sum(call.exchanging for call in live.server.wiring.training.calls._all))
 
 
 # -- the ends of a lease
@@ -90,7 +90,7 @@ def test_a_worker_that_vanishes_or_leaves_leaves_nothing_behind(reason: str, liv
 def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanwhile(live: Live, wire: Wire) -> None:
     worker = wire.started("worker")
     live.clock.jump(10 * live.config.lease_seconds)
-    live.on_loop(live.server.parts.training.expire_leases)
+    live.on_loop(live.server.wiring.training.expire_leases)
     assert worker.commit()[0].version == 1
     pass_time(live)  # its worker is silent now, though the server runs
     assert dict(wire.status().leases_ended) == {"expired": 1}
@@ -99,9 +99,9 @@ def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanw
 @through_sockets
 def test_a_lease_that_ends_while_its_answer_is_sent_ends_the_call_typed(live: Live, wire: Wire) -> None:
     worker = wire.started("worker", Layout.of({"w": (8_000_000,)}))  # more than any buffer between the two takes
-    before = live.on_loop(lambda: live.server.parts.traffic.sent)
+    before = live.on_loop(lambda: live.server.wiring.traffic.sent)
     stream = worker.stream(worker.header(), *worker.body())
-    wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
+    wait_until(lambda: live.on_loop(lambda: live.server.wiring.traffic.sent) > before, "the answer to begin")
     worker.leave()
     refusal = stream.refusal()
     assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")

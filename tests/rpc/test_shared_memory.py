@@ -33,7 +33,7 @@ def region(worker: Worker) -> Iterator[Shared]:
 
 def sent_bytes(live: Live) -> int:
     """Bytes of tensor frames that the server has sent."""
-    return live.on_loop(lambda: live.server.parts.traffic.sent)
+    return live.on_loop(lambda: live.server.wiring.traffic.sent)
 
 
 def outcomes(wire: Wire) -> dict[str, int]:

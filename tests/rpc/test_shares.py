@@ -60,7 +60,7 @@ def test_a_share_that_is_none_is_an_invalid_request(share: float) -> None:
         assert worker.commit()[0].version == 1
 
 
-def test_of_several_servers_the_lead_alone_names_a_share_and_all_count_that_of_the_commit(tmp_path: Path) -> None:
+def test_of_several_servers_the_leader_alone_names_a_share_and_all_count_that_of_the_commit(tmp_path: Path) -> None:
     with serving_ranges(tmp_path, settings=SHARED) as servers:
         results = []
         for worker in servers.started("ann"):

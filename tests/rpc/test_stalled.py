@@ -9,16 +9,16 @@ from contextlib import suppress
 import pytest
 from gem_api.errors import LeaseEnded
 from gem_client import Session, connect
-from gem_server.core.facts import EndReason
-from gem_server.core.pace import SHORTEST_LEASES
+from gem_server.core.pace import MIN_PAUSE_LEASES
+from gem_server.core.values import EndReason
 from kit.model import GRADIENT, in_background, model
 from kit.server import Live, config, serving, wait_until
 
 
 def pause(live: Live, session: Session, share: float) -> None:
     """Moves the clock by this share of what a pause may take; the session renews its lease meanwhile, as it would by itself."""
-    for _ in range(math.ceil(share * SHORTEST_LEASES / 0.9)):
-        session._member.links.lead.connection.renew()
+    for _ in range(math.ceil(share * MIN_PAUSE_LEASES / 0.9)):
+        session._member.links.leader.connection.renew()
         wait_until(lambda: live.on_loop(lambda: renewed(live)), "the renewal to arrive")
         live.clock.advance(0.9 * live.config.lease_seconds)
 
@@ -30,7 +30,7 @@ def renewed(live: Live) -> bool:
 
 def knows_of_its_end(session: Session) -> bool:
     with suppress(LeaseEnded):
-        session._member.links.lead.connection.renew()
+        session._member.links.leader.connection.renew()
     return session.stalled
 
 
@@ -50,7 +50,7 @@ def test_a_worker_that_hangs_loses_its_lease_and_says_where_it_stands(
         list(zip(session.shards(10), range(1), strict=False))
         hanging = in_background(hang_in_the_users_code)
         pause(live, session, 1.1)
-        live.on_loop(live.server.parts.training.expire_leases)
+        live.on_loop(live.server.wiring.training.expire_leases)
         wait_until(lambda: knows_of_its_end(session), "the session to renew the lease")
         assert live.on_loop(lambda: dict(live.core.leases.ended)) == {EndReason.STALLED: 1}
         assert live.on_loop(lambda: dict(live.core.ledger.held)) == {}
@@ -71,7 +71,7 @@ def test_a_worker_that_commits_now_and_then_keeps_its_lease() -> None:
         for _ in range(3):
             session.commit(GRADIENT)
             pause(live, session, 0.8)
-        live.on_loop(live.server.parts.training.expire_leases)
+        live.on_loop(live.server.wiring.training.expire_leases)
         assert session.commit(GRADIENT).version == 5
 
 
@@ -83,5 +83,5 @@ def test_a_worker_that_waits_for_a_server_says_so_with_its_renewals() -> None:
             session.commit(GRADIENT)
         with session._caller.standing.calling():
             pause(live, session, 1.5)
-        live.on_loop(live.server.parts.training.expire_leases)
+        live.on_loop(live.server.wiring.training.expire_leases)
         assert session.commit(GRADIENT).version == 3

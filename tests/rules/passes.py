@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from gem_api.layout import Layout, Vector
-from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule
+from gem_server.rules import PiStatistics, RuleInput, Shared, UpdateRule
 from kit.core import bits
 
 
@@ -41,7 +41,7 @@ class Run:
     def commit(
         self, gradient: Vector, worker: int = 0, staleness: int = 0, *, layout: Layout | None = None, factor: float = 1.0,
         weight: float = 1.0, passed: float | None = None,
-    ) -> PiFacts | None:  # fmt: skip
+    ) -> PiStatistics | None:  # fmt: skip
         rule_input = RuleInput(
             staleness, self.version, self.version, factor, len(self.workers), self.shared, weight=weight, passed=passed
         )

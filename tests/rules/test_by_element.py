@@ -10,8 +10,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Group, Layout
 from gem_api.ranges import WHOLE, Range
 from gem_api.rules import RULES
-from gem_server.core.facts import LeadsAnswer
 from gem_server.core.state_machine import Core
+from gem_server.core.values import LeaderRegistration
 from gem_server.rules import rule_of
 from kit.core import bits, commit, make_core
 
@@ -47,10 +47,10 @@ def all_started(case: Hyperparameters, count: int, layout: Layout, theta: np.nda
     """A core for each range, each with two workers that have pulled θ."""
     cores = [make_core(case, part=Range(index, count)) for index in range(count)]
     for worker in ("ann", "bob"):
-        lead = None
+        leader = None
         for core in cores:
-            registration = core.register(worker, layout, 0.0, lead=lead)
-            lead = LeadsAnswer(registration.lease_id, cores[0].run_id, cores[0].settings)
+            registration = core.register(worker, layout, 0.0, leader=leader)
+            leader = LeaderRegistration(registration.lease_id, cores[0].run_id, cores[0].settings)
     for core in cores:
         core.central.theta[:] = theta[core.central.layout.begin : core.central.layout.end]  # type: ignore[union-attr]
         core.initialized()

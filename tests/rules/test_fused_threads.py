@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gem_api.layout import Layout, Vector
-from gem_server.rules import PiFacts, make_rule
+from gem_server.rules import PiStatistics, make_rule
 from gem_server.rules.fused import BLOCK
 from gem_server.rules.threads import MAX_THREADS, Threads
 from kit.core import bits
@@ -32,7 +32,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def train(rule: str, layout: Layout, threads: int) -> tuple[list[bytes], list[PiFacts | None]]:
+def train(rule: str, layout: Layout, threads: int) -> tuple[list[bytes], list[PiStatistics | None]]:
     """Four commits of two workers: the bits of θ and of all buffers, and the facts of each commit."""
     kind = make_rule(**RULES[rule])
     if threads > 1:
@@ -57,7 +57,7 @@ def test_any_number_of_threads_gives_the_same_bits_and_counts(rule: str, layout:
         _require_same_facts(facts, others)
 
 
-def _require_same_facts(facts: list[PiFacts | None], others: list[PiFacts | None]) -> None:
+def _require_same_facts(facts: list[PiStatistics | None], others: list[PiStatistics | None]) -> None:
     for one, other in zip(facts, others, strict=True):
         if one is None or other is None:
             assert one is other

@@ -95,7 +95,7 @@ def test_the_room_for_surprises_grows_with_what_is_known(growth: float) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 4, 16])
-def test_in_doubt_a_commit_moves_as_far_as_that_of_one_worker_and_with_a_clear_signal_by_its_nth_root(workers: int) -> None:
+def test_noise_gives_the_step_of_one_worker_and_a_signal_its_nth_root(workers: int) -> None:
     """In doubt m̂² is small beside v̂, and |Δ| = η·|m̂|/√v̂. If all gradients are the same, |Δ| = η/√n."""
     _, step = undisturbed(workers, [1.0] * 40 * workers)
     assert abs(step).max() == pytest.approx(0.01 / math.sqrt(workers), rel=0.01)

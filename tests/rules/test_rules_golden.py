@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_server.core.facts import Applied
-from gem_server.rules import PiFacts
+from gem_server.core.values import Applied
+from gem_server.rules import PiStatistics
 from gem_server.rules.fused import BLOCK
 from kit.core import bits, commit, make_core, start
 from rules.oracle import Facts, Oracle, bin_of, counted, histogram, lower_median, with_pi
@@ -41,7 +41,7 @@ def assert_same_facts(applied: Applied, facts: Facts, layout: Layout, pi_max: fl
     assert applied.pi.central_energy == pytest.approx(facts.central_energy, rel=1e-3, abs=1e-10)
 
 
-def assert_same_histogram(pi: PiFacts, facts: Facts, layout: Layout, pi_max: float) -> None:
+def assert_same_histogram(pi: PiStatistics, facts: Facts, layout: Layout, pi_max: float) -> None:
     """Where every parameter is counted; tests/rules/test_statistics.py has the others."""
     np.testing.assert_array_equal(pi.counts, histogram(facts.pi, pi_max))
     among = max(1, len(with_pi(facts.pi)))

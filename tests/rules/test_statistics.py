@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gem_api.layout import Layout
-from gem_server.rules import PiFacts, RuleInput, make_rule
+from gem_server.rules import PiStatistics, RuleInput, make_rule
 from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, BLOCK, all_within, quantile
 from hypothesis import given
@@ -16,7 +16,7 @@ PI_MAXIMA = [1e-3, 0.5, 1.0, 1.03, 3.999999, 4.0, 5.0, 1e3, 1e6]
 OCTAVES = (BINS - 3) / 16  # how far below π_max the bins reach
 
 
-def facts_for(pi: np.ndarray, pi_max: float = 5.0, layout: Layout | None = None) -> tuple[PiFacts, np.ndarray]:
+def facts_for(pi: np.ndarray, pi_max: float = 5.0, layout: Layout | None = None) -> tuple[PiStatistics, np.ndarray]:
     """The facts of a commit whose π are those given (none above 8), and the π as float32 had them.
 
     With Δ = 1, s = θ and κ = 1, π is |m|; a moment of 2(π − 1) becomes π under a momentum of ½ (Eqs. 19, 24).
@@ -75,7 +75,7 @@ def test_each_pi_is_counted_in_its_own_bin(pi: list[float]) -> None:
 @pytest.mark.parametrize("pi_max", PI_MAXIMA)
 def test_a_bins_middle_lies_in_it(pi_max: float) -> None:
     edges = bin_edges(pi_max).astype(np.float64)
-    middles = PiFacts(np.ones(BINS, np.int64), bin_edges(pi_max), 0, np.zeros(0, np.float32), 0, 0).middles
+    middles = PiStatistics(np.ones(BINS, np.int64), bin_edges(pi_max), 0, np.zeros(0, np.float32), 0, 0).middles
     assert (middles[0], middles[-1]) == (0, np.float32(pi_max))
     assert (middles[1:-1] >= edges[1:-1]).all()
     assert (middles[1:-1] <= edges[2:]).all()

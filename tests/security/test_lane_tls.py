@@ -101,7 +101,7 @@ def test_a_lane_that_another_thread_closes_stays_encrypted(live: Live, shown: di
     half = np.frombuffer(SEEN, np.uint8)[: len(SEEN) // 2]
     with connect(live.address, **shown) as session:
         session.join(model())
-        lane = session._member.links.lead.connection.lane
+        lane = session._member.links.leader.connection.lane
         assert lane is not None
         encrypted: Any = lane._sock
         ended = select.poll()
@@ -116,7 +116,7 @@ def test_a_lane_that_another_thread_closes_stays_encrypted(live: Live, shown: di
 
         closing: list[Any] = []
         commit = PendingCommit("gradient", None, 0, session.base, sequence=1)
-        header = session._member.links.lead._header(commit)
+        header = session._member.links.leader._header(commit)
         with pytest.raises(ServerUnavailable):
             lane.exchange(header, 2 * half.size, pieces(), np.empty(GRADIENT.size, np.float32), IN_FLOAT32)
         closing[0].result(DEADLINE)
@@ -247,7 +247,7 @@ def test_a_mutual_lane_turns_a_client_without_a_good_certificate_away(
 
         def visit() -> None:
             lease_id = live.on_loop(lambda: next(iter(live.core.leases.live)))
-            offered = live.on_loop(lambda: live.server.parts.lane.offer(lease_id, lambda: ANYONE))
+            offered = live.on_loop(lambda: live.server.wiring.lane.offer(lease_id, lambda: ANYONE))
             with pytest.raises((ssl.SSLError, ConnectionResetError)):
                 said_to_a_hello(offered, context)
 

@@ -75,7 +75,7 @@ def test_an_evaluator_reads_and_reports_and_an_admin_checkpoints(live: Live) -> 
         session.join(model())
         session.commit(GRADIENT)
         session.report_evaluation(0.75)
-        evaluation = live.on_loop(lambda: live.server.parts.progress.evaluation)
+        evaluation = live.on_loop(lambda: live.server.wiring.progress.evaluation)
         assert evaluation is not None
         assert evaluation.loss == 0.75
         with connect(live.address, token=EVALUATOR) as reader, Admin(live.address, token=EVALUATOR) as judge:
@@ -174,7 +174,7 @@ def test_gem_worker_and_gem_evaluator_work_with_their_tokens(live: Live, tmp_pat
     assert trained.returncode == 0, trained.stderr
     evaluated = process("gem_worker.evaluation.evaluator", EVALUATOR, "--once")
     assert evaluated.returncode == 0, evaluated.stderr
-    assert live.on_loop(lambda: live.server.parts.progress.evaluation) is not None
+    assert live.on_loop(lambda: live.server.wiring.progress.evaluation) is not None
     shown = refused.stderr + trained.stderr + evaluated.stderr
     assert not [secret for secret in (*SECRETS, "wrong-0123456789abcdef") if secret in shown]
 

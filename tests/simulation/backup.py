@@ -45,7 +45,7 @@ class Backup:
         self._next_step()
 
     def order(self, ranges: range) -> list[range]:
-        """Which ranges are asked at the same time, in order: the lead comes first."""
+        """Which ranges are asked at the same time, in order: the leader comes first."""
         return [ranges[:1], ranges[1:]]
 
     def _next_step(self) -> None:

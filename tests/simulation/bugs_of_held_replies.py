@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 from gem_server import apply_loop
 from gem_server.core import releases
-from gem_server.core.facts import EndReason
 from gem_server.core.leases import Lease, LeaseTable
 from gem_server.core.records import Kind
 from gem_server.core.releases import Releases
+from gem_server.core.values import EndReason
 from gem_server.durability import replay
 from simulation.machine import Machine
 from simulation.planting import planted

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from gem_server.core import checks
 from gem_server.core.commits import Step
-from gem_server.core.facts import Applied, LeadsAnswer, Registration
 from gem_server.core.leases import LeaseTable
 from gem_server.core.shards import ShardLedger
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Applied, LeaderRegistration, Registration
 from gem_server.durability import recovery
 from gem_server.durability.write_order import WriteOrder
-from gem_server.rules import PiFacts
+from gem_server.rules import PiStatistics
 from simulation.backup import Backup
 from simulation.client import Client, Request
 from simulation.machine import Machine
@@ -24,7 +24,7 @@ from simulation.planting import planted
 
 
 @planted(servers=2)
-def takes_a_commit_for_done_once_the_lead_has_answered(patch: pytest.MonkeyPatch) -> None:
+def takes_a_commit_for_done_once_the_leader_has_answered(patch: pytest.MonkeyPatch) -> None:
     """The shard is completed before the other ranges have the commit."""
     all_answered = Client.all_answered
 
@@ -54,7 +54,7 @@ def registers_again_only_where_the_lease_ended(patch: pytest.MonkeyPatch) -> Non
 
 @planted(servers=3, seed=1)
 def asks_for_the_last_range_first(patch: pytest.MonkeyPatch) -> None:
-    """A peer gets its first value before the run is on the lead's disk."""
+    """A peer gets its first value before the run is on the leader's disk."""
     patch.setattr(Client, "next_to_enter", lambda client: len(client._parts) - 1 - client.entered)
 
 
@@ -71,7 +71,7 @@ def counts_a_batch_that_a_range_has_rejected(patch: pytest.MonkeyPatch) -> None:
 
 @planted(servers=3, seed=18)
 def gives_up_if_a_peer_knows_another_run(patch: pytest.MonkeyPatch) -> None:
-    """It does not ask the lead again, which may have begun another run since: workers are slow here to go on to the peers."""
+    """It does not ask the leader again, which may have begun another run since: workers are slow here to go on to the peers."""
     patch.setattr(Client, "_after_register", _giving_up(Client._after_register))
     requests = Client.requests
 
@@ -95,24 +95,24 @@ def _giving_up(after_register: Callable[[Client], None]) -> Callable[[Client], N
 
 @planted(servers=2, seed=1)
 def tells_of_a_first_value_before_it_is_saved(patch: pytest.MonkeyPatch) -> None:
-    """Workers go on to the peers, and a crash of the lead then ends the run that those belong to."""
+    """Workers go on to the peers, and a crash of the leader then ends the run that those belong to."""
     patch.setattr(WriteOrder, "begin", lambda order: None)
 
 
 @planted(servers=2, seed=15)
 def takes_part_in_any_run(patch: pytest.MonkeyPatch) -> None:
     """A peer with a model takes workers of another run."""
-    patch.setattr(checks, "require_known_run", lambda lead, run_id: None)
+    patch.setattr(checks, "require_known_run", lambda leader, run_id: None)
 
 
 @planted(servers=2)
 def makes_lease_ids_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    """A peer opens a lease under another id than the lead."""
+    """A peer opens a lease under another id than the leader."""
     register = Core.register
 
-    def independent(core: Core, *args: object, lead: LeadsAnswer | None = None, **options: object) -> Registration:
-        own = replace(lead, lease_id=f"{lead.lease_id}-{core.part.index}") if lead else None
-        return register(core, *args, lead=own, **options)  # type: ignore[arg-type, misc]
+    def independent(core: Core, *args: object, leader: LeaderRegistration | None = None, **options: object) -> Registration:
+        own = replace(leader, lease_id=f"{leader.lease_id}-{core.part.index}") if leader else None
+        return register(core, *args, leader=own, **options)  # type: ignore[arg-type, misc]
 
     patch.setattr(Core, "register", independent)
 
@@ -122,7 +122,7 @@ def counts_commits_instead_of_keeping_their_sequence(patch: pytest.MonkeyPatch) 
     """After a gap, the same sequence is taken twice."""
     finish = Core.finish
 
-    def counting(core: Core, step: Step, pi: PiFacts | None, now: float) -> Applied:
+    def counting(core: Core, step: Step, pi: PiStatistics | None, now: float) -> Applied:
         before = step.commit.lease.sequence
         applied = finish(core, step, pi, now)
         step.commit.lease.sequence = before + 1
@@ -157,7 +157,7 @@ def resumes_from_a_checkpoint_without_the_log(patch: pytest.MonkeyPatch) -> None
 
 
 @planted(servers=2)
-def copies_the_lead_last(patch: pytest.MonkeyPatch) -> None:
+def copies_the_leader_last(patch: pytest.MonkeyPatch) -> None:
     """It counts commits as done that the other ranges' copies do not have."""
     patch.setattr(Backup, "order", lambda backup, ranges: [ranges[1:], ranges[:1]])
 
@@ -169,6 +169,6 @@ def copies_all_ranges_at_once(patch: pytest.MonkeyPatch) -> None:
 
 @planted(servers=2)
 def restores_no_held_shards(patch: pytest.MonkeyPatch) -> None:
-    """What workers held as the lead was copied is never dealt again."""
+    """What workers held as the leader was copied is never dealt again."""
     restore = ShardLedger.restore
     patch.setattr(ShardLedger, "restore", lambda ledger, state: restore(ledger, replace(state, held=[])))

@@ -14,7 +14,7 @@ from gem_api.framing import parse_frame
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import BFLOAT16, FLOAT32, INT8, Encoder, Format
-from gem_server.core.facts import LeadsAnswer
+from gem_server.core.values import LeaderRegistration
 from numpy.typing import NDArray
 from simulation.everywhere import Everywhere
 from simulation.truth import Known
@@ -81,7 +81,7 @@ class Client:
 
     def _forget(self) -> None:
         """Drops the lease and all that came with it, everywhere."""
-        self.lead: LeadsAnswer | None = None
+        self.leader: LeaderRegistration | None = None
         self._refused: GemError | None = None  # by a peer, as it registered there
         self.registered = 0  # ranges
         self.entered = 0  # ranges whose θ it has
@@ -147,19 +147,19 @@ class Client:
 
     def tear(self) -> None:
         """Tells the truth that a commit may have reached some ranges only."""
-        if self.lead is not None:
-            self.truth.torn.add((self.lead.lease_id, self.sequence + 1))
+        if self.leader is not None:
+            self.truth.torn.add((self.leader.lease_id, self.sequence + 1))
 
     # -- what to do next
 
     def _choose(self) -> tuple[str, dict[int, dict[str, Any]]]:
-        if self.lead is None:
+        if self.leader is None:
             return "register", {0: {"overlap": self.overlap}}
-        mine = {"lease": self.lead.lease_id}
+        mine = {"lease": self.leader.lease_id}
         if self._refused is not None:
-            return "renew", {0: mine}  # the lead may have begun another run meanwhile
+            return "renew", {0: mine}  # the leader may have begun another run meanwhile
         if self.registered < len(self._parts):
-            return "register", {self.registered: {"overlap": self.overlap, "lead": self.lead}}
+            return "register", {self.registered: {"overlap": self.overlap, "leader": self.leader}}
         if self.entered == len(self._parts) and self._random.random() < 0.03:
             self.entered = 0
         if self.entered < len(self._parts):
@@ -170,7 +170,7 @@ class Client:
         shard, batches = next(iter(self.shards.items()))
         if not batches:
             return "complete", {0: {**mine, "shard": shard}}
-        self.truth.shards[self.lead.lease_id, self.sequence + 1] = shard
+        self.truth.shards[self.leader.lease_id, self.sequence + 1] = shard
         return "commit", {index: {**mine, **fields} for index, fields in enumerate(self._commits())}
 
     def next_to_enter(self) -> int:
@@ -201,11 +201,11 @@ class Client:
             return
         joined, answer = self._values[index]
         self._must_initialize[index] = joined.must_initialize
-        self.lead = self.lead or answer
+        self.leader = self.leader or answer
         self.registered += 1
 
     def _after_renew(self) -> None:
-        """The lead knows the lease: what a peer has against it, it will have again."""
+        """The leader knows the lease: what a peer has against it, it will have again."""
         assert self._refused is not None
         self._stop(self._refused)
 
@@ -221,7 +221,7 @@ class Client:
                 self._before[index] = self.versions[index] = version
                 self.entered += 1
             elif index and self.versions[0]:
-                self._stop(InvalidRequest(f"range {index} has lost its data: the lead is at version {self.versions[0]}"))
+                self._stop(InvalidRequest(f"range {index} has lost its data: the leader is at version {self.versions[0]}"))
             else:
                 self._must_initialize[index] = True
 
@@ -239,7 +239,7 @@ class Client:
     def _after_commit(self) -> None:
         """A range may have rejected its part: if there are others, the sequence is used up. The batch is trained on again."""
         self._require_no_other_errors(RejectedCommit)
-        assert self.lead is not None
+        assert self.leader is not None
         if self._errors and len(self._parts) == 1:
             return  # nobody has applied it: the next one has the same number
         self.sequence += 1
@@ -247,7 +247,7 @@ class Client:
             self._encoders[index].applied()
             self._before[index], self.versions[index] = self.versions[index], applied.base_version
         if not self._errors:
-            self.truth.acknowledges((self.lead.lease_id, self.sequence))
+            self.truth.acknowledges((self.leader.lease_id, self.sequence))
             self.shards[next(iter(self.shards))] -= 1
 
     def _require_no_other_errors(self, *expected: type[GemError]) -> None:

@@ -74,12 +74,12 @@ class Everywhere:
     # -- backups in mid-training
 
     def backup_is_complete(self, copies: Sequence[tuple[Path, History]], under_way: set[Known]) -> None:
-        """Checks the checkpoints of all ranges: each has what the lead's has, except for commits cut short, and knows the last
-        commit of each lease.
+        """Checks the checkpoints of all ranges: each has what the leader's has, except for commits cut short, and knows the
+        last commit of each lease.
 
         Args:
             copies: The checkpoint of each range, and what led to it.
-            under_way: The commits that not all ranges had answered once the lead was copied.
+            under_way: The commits that not all ranges had answered once the leader was copied.
         """
         self.backups += 1
         states = [checkpoint.read_state(path) for path, _ in copies]
@@ -91,7 +91,7 @@ class Everywhere:
                 require(lease.sequence == last, f"range {index} took commit {lease.sequence} for the last, not {last}")
             lacking = {known for known in held[0] - mine if (known, index) not in self.rejected}
             unexplained = lacking - under_way - self.torn
-            require(not unexplained, f"range {index} lacks commits {unexplained} in a backup whose lead counts them as done")
+            require(not unexplained, f"range {index} lacks commits {unexplained} in a backup whose leader counts them as done")
 
     def goes_back(self) -> None:
         """A backup was put in place: the ranges differ by the commits that came between their copies."""

@@ -173,7 +173,7 @@ class Host:
             log = server.log
             server.checkpointer = SimulatedCheckpointer(
                 self.disk.root, 2, server.core, BetweenCommits(server), Progress(started=self.now), lambda: self.now, SILENT,
-                notified=lambda: self._tell(log.order.base_written()) if log else None,
+                after_write=lambda: self._tell(log.order.base_written()) if log else None,
                 journal=log.order.journal if log else None, storage=self.disk, in_thread=in_thread,
             )  # fmt: skip
         return server.checkpointer

@@ -16,10 +16,10 @@ from gem_api.wire import wire_format
 from gem_server import apply_loop
 from gem_server.core.central_variable import require_finite
 from gem_server.core.commits import Arrived, Commit
-from gem_server.core.facts import Admission, Header, LeadsAnswer, PullDecision
 from gem_server.core.leases import Lease
 from gem_server.core.shards import NoShard
 from gem_server.core.uploads import Upload
+from gem_server.core.values import Admission, Header, LeaderRegistration, PullDecision
 from simulation.client import SAMPLES, Request, Response
 from simulation.everywhere import Everywhere
 from simulation.host import Host, Setup
@@ -78,14 +78,14 @@ class Machine(Host):
         for request in self.server.asked.pop((header.lease_id, header.sequence), []):
             self.refuse(request, error)
 
-    def _serve_register(self, request: Request, overlap: bool, lead: LeadsAnswer | None = None) -> None:
+    def _serve_register(self, request: Request, overlap: bool, leader: LeaderRegistration | None = None) -> None:
         core, setup = self.server.core, self.setup
         self._require_writable()
         try:
-            joined = core.register(request.worker, setup.layout, self.now, overlap, choice=setup.choice, lead=lead)
+            joined = core.register(request.worker, setup.layout, self.now, overlap, choice=setup.choice, leader=leader)
         finally:
             core.pop_ended_leases()
-        self._answer(request, (joined, LeadsAnswer(joined.lease_id, core.run_id, core.settings)))
+        self._answer(request, (joined, LeaderRegistration(joined.lease_id, core.run_id, core.settings)))
 
     def _serve_renew(self, request: Request, lease: str) -> None:
         self.server.core.renew(lease, self.now)
@@ -218,7 +218,7 @@ class Machine(Host):
             upload.release()
         server.ended.clear()
         server.now = self.now
-        server.uploads.pass_over()
+        server.uploads.end_slow_turns()
         server.uploads.trim()
         waiting = server.log and server.log.order.journal._waiting
         if not (server.arriving or server.queue or server.busy or waiting):

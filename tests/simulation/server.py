@@ -10,11 +10,11 @@ from types import coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from gem_server.core.commits import Commit, Step
-from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
 from gem_server.core.releases import Releases
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
+from gem_server.core.values import Header
 from gem_server.durability.checkpointer import Checkpointer, Written
 from gem_server.durability.log_file import LogFile
 from gem_server.durability.write_order import Group, WriteOrder

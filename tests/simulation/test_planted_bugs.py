@@ -12,12 +12,12 @@ import pytest
 from gem_server import apply_loop
 from gem_server.core import state_machine
 from gem_server.core.commits import Commit, Step
-from gem_server.core.facts import Applied
 from gem_server.core.leases import Lease
 from gem_server.core.records import Kind, Record
 from gem_server.core.shards import ShardLedger
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
+from gem_server.core.values import Applied
 from gem_server.durability import checkpoint, replay, segment
 from gem_server.durability.capture import Capture
 from gem_server.durability.checkpoint import BadCheckpoint
@@ -27,7 +27,7 @@ from gem_server.durability.state import LeaseState, State
 from gem_server.durability.storage import Storage
 from gem_server.durability.write_order import Group, WriteOrder
 from gem_server.intake.uploads import Uploads
-from gem_server.rules import PiFacts, RuleInput
+from gem_server.rules import PiStatistics, RuleInput
 from simulation import bugs_of_held_replies, bugs_of_several_servers  # noqa: F401  it adds its bugs to the table
 from simulation.disk import SimulatedDisk
 from simulation.machine import Machine
@@ -105,7 +105,7 @@ def forgets_one_sequence(patch: pytest.MonkeyPatch) -> None:
     """A lease's fourth commit is not remembered, so that a repeat of it is applied again."""
     finish = Core.finish
 
-    def forgetful(core: Core, step: Step, pi: PiFacts | None, now: float) -> Applied:
+    def forgetful(core: Core, step: Step, pi: PiStatistics | None, now: float) -> Applied:
         lease = step.commit.lease
         applied = finish(core, step, pi, now)
         if applied.sequence == 4:
@@ -249,7 +249,7 @@ def counts_from_a_workers_last_version_after_a_restart(patch: pytest.MonkeyPatch
 def counts_a_version_for_a_discarded_commit(patch: pytest.MonkeyPatch) -> None:
     finish = Core.finish
 
-    def counting(core: Core, step: Step, pi: PiFacts | None, now: float) -> Applied:
+    def counting(core: Core, step: Step, pi: PiStatistics | None, now: float) -> Applied:
         applied = finish(core, step, pi, now)
         if applied.discarded:
             core.central.version += 1

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gem_server.core.facts import Applied
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Applied
 
 Known = tuple[str, int]  # a commit: lease and sequence
 History = tuple[list[Known], list[bytes]]  # the commit of each version from 1 on, and θ of each from 0 on

@@ -272,8 +272,8 @@ class World:
             again = CALM_AGAIN if self._waits else self._again  # a repeat gets a held reply at once
             if self.random.random() < (again if self._is_in_progress(request) else 0.7):
                 self.network.append(request)
-        if client.lead is not None and self.random.random() < 0.2:
-            lease = {"lease": client.lead.lease_id}
+        if client.leader is not None and self.random.random() < 0.2:
+            lease = {"lease": client.leader.lease_id}
             self.network.append(Request(client.name, 0, "renew", lease, self.random.randrange(client.registered or 1)))
 
     def _is_in_progress(self, request: Request) -> bool:

@@ -26,7 +26,7 @@ from telemetry.http_client import ask_address
 
 
 def probe(live: Live, path: str) -> tuple[int, str]:
-    return probe_at(live.server.parts.endpoint.http_address, path)
+    return probe_at(live.server.wiring.endpoint.http_address, path)
 
 
 def probe_at(address: str, path: str) -> tuple[int, str]:
@@ -83,7 +83,7 @@ def test_while_the_run_is_restored_the_server_is_alive_but_not_ready(monkeypatch
 
 
 def test_an_event_loop_that_hangs_is_said_at_once_and_holds_no_probe(probed: Live) -> None:
-    health, release, held = probed.server.parts.endpoint.health, threading.Event(), threading.Event()
+    health, release, held = probed.server.wiring.endpoint.health, threading.Event(), threading.Event()
 
     def hold() -> None:
         held.set()

@@ -39,7 +39,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def url(live: Live) -> str:
-    return f"http://{live.server.parts.endpoint.http_address}/"
+    return f"http://{live.server.wiring.endpoint.http_address}/"
 
 
 def open_page(browser: Browser, address: str, width: int) -> None:
@@ -139,8 +139,8 @@ def test_the_entries_of_a_legend_stand_apart(browser: Browser) -> None:
 def test_a_server_of_several_says_which_range_it_holds_and_where_the_others_are(browser: Browser, tmp_path: Path) -> None:
     with ranges(tmp_path, 2, metrics_listen="127.0.0.1:0") as run, connect(run.address, name="ann") as session:
         session.join(large_model())
-        lead, peer = run.lives
-        open_page(browser, url(lead), WIDE)
+        leader, peer = run.lives
+        open_page(browser, url(leader), WIDE)
         text = browser.look("document.getElementById('ranges').textContent")
         assert text.startswith("Range 0 of 2: 4,096 parameters. This server leads; the others: " + peer.address)
         open_page(browser, url(peer), PHONE)
@@ -222,7 +222,7 @@ def test_nan_losses_are_counted_and_marked(browser: Browser) -> None:
 def test_the_page_follows_the_run_by_itself_and_nothing_jumps(width: int, browser: Browser) -> None:
     tops = "['epoch', 'charts', 'joined'].map(id => document.getElementById(id).getBoundingClientRect().top)"
     with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
-        server_url, endpoint = url(live), live.server.parts.endpoint
+        server_url, endpoint = url(live), live.server.wiring.endpoint
         shown, endpoint._page._read = endpoint._page._read, None  # as while the server starts
         browser.errors.clear()
         browser.open(server_url, width)

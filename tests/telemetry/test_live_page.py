@@ -23,7 +23,7 @@ from telemetry.http_client import Response, ask_address
 
 
 def ask(live: Live, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Response:
-    return ask_address(live.server.parts.endpoint.http_address, path, method, headers)
+    return ask_address(live.server.wiring.endpoint.http_address, path, method, headers)
 
 
 def status(live: Live, ready: Callable[[Any], Any] = lambda _: True) -> Any:

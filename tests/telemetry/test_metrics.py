@@ -15,9 +15,9 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.commit_times import CommitTimes
-from gem_server.core.facts import EndReason, Outcome
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
+from gem_server.core.values import EndReason, Outcome
 from gem_server.telemetry.metrics import MAX_TENSORS, Metrics
 from gem_server.telemetry.progress import Evaluation, Progress, Traffic
 from gem_server.telemetry.rpc_metrics import RpcMetrics

@@ -36,7 +36,7 @@ def errors(live: Live) -> dict[tuple[str, str], float]:
 
 
 def nothing_is_served(live: Live) -> bool:
-    return not live.on_loop(lambda: live.server.parts.intake.calls._all)
+    return not live.on_loop(lambda: live.server.wiring.intake.calls._all)
 
 
 def broken(*_: Any, **__: Any) -> None:

@@ -55,7 +55,7 @@ def test_a_gradient_is_on_the_network_from_its_turn_to_its_last_byte(way: str, m
         first, *rest = chunks(ann.gradient(), size=1 << 18)
         begun = read_by_the_server(live, ann, ann.header(), first)
         waiting = bob.stream(bob.header(), *bob.body())
-        wait_until(lambda: live.on_loop(lambda: len(live.server.parts.uploads._waiting)), "bob to wait")
+        wait_until(lambda: live.on_loop(lambda: len(live.server.wiring.uploads._waiting)), "bob to wait")
         live.clock.ahead += PAUSE
         begun.send(*rest)
         for stream in (begun, waiting):

@@ -96,7 +96,7 @@ def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp
                 session.commit(np.full(2, 0.5, np.float32))
                 wait_until(partial(evaluated, live, version), f"version {version} to be evaluated")
             assert live.on_loop(lambda: [lease.worker for lease in live.core.leases.live.values()]) == ["worker"]
-        live.on_loop(lambda: setattr(live.server.parts.progress, "evaluation", None))
+        live.on_loop(lambda: setattr(live.server.wiring.progress, "evaluation", None))
         wait_until(partial(evaluated, live, 2), "version 2 to be evaluated again")
         wait_until(lambda: len(versions(process)) >= 3, "the evaluator to say so")
         assert process.end() == 0

@@ -20,27 +20,27 @@ T = TypeVar("T")
 
 
 class Links:
-    """The links of one session, range 0 first. With a single server there is only the lead's, and no thread.
+    """The links of one session, range 0 first. With a single server there is only the leader's, and no thread.
 
     Args:
         address: The address of the server that leads.
         caller: How to call the servers.
 
     Attributes:
-        lead: The link to the server that leads. It stays the same.
+        leader: The link to the server that leads. It stays the same.
         peers: The links to the servers of the other ranges, in order.
     """
 
     def __init__(self, address: str, caller: Caller) -> None:
         self._caller = caller
-        self.lead = Link(address, caller)
+        self.leader = Link(address, caller)
         self.peers: list[Link] = []
         self._interrupted = False  # threads of the peers may be at work, although nobody waits for them
         self._ending: list[Link] = []  # former links whose threads may still be at work
         self._ended = False
 
     def __iter__(self) -> Iterator[Link]:
-        yield self.lead
+        yield self.leader
         yield from self.peers
 
     def arrange(self, addresses: Sequence[str], parameters: int) -> None:
@@ -48,7 +48,7 @@ class Links:
 
         Raises InvalidRequest if an address is malformed, or θ is too small for this number of servers."""
         count = 1 + len(addresses)
-        self.lead.hold(Range(0, count), parameters)
+        self.leader.hold(Range(0, count), parameters)
         former = {(peer.address, peer.part): peer for peer in self.peers}
         self.peers = []
         try:
@@ -64,20 +64,20 @@ class Links:
     # -- all servers at once
 
     def at_once(self, work: Callable[[Link], T]) -> list[T]:
-        """Calls `work` with every link at the same time: the lead's in the caller's thread, each other in its own.
+        """Calls `work` with every link at the same time: the leader's in the caller's thread, each other in its own.
 
         Returns the results in the order of the ranges. Waits for all; if any fails, raises the error that says what to do next:
         of several, a lease that has ended comes first, then a commit that was rejected, then a server that is unreachable. If
         the caller's thread is interrupted, by Ctrl-C for example, ends what the others do before it raises.
         """
         if not self.peers:
-            return [work(self.lead)]
+            return [work(self.leader)]
         self.settle()
         self._interrupted = True
         try:
             tasks = [peer.begin(work) for peer in self.peers]
             first: Future[T] = Future()
-            _run(first, work, self.lead)
+            _run(first, work, self.leader)
             errors = [error for task in (first, *tasks) if (error := task.exception()) is not None]
         except BaseException:
             self.settle()
@@ -134,7 +134,7 @@ class Links:
     def _each(self, work: Callable[[Link], None]) -> None:
         """As `at_once`, but even while the links are in use. A server that hangs delays none of the others."""
         tasks = [SideThread("gem-session-end", threading.RLock()).submit(work, peer) for peer in self.peers]
-        work(self.lead)
+        work(self.leader)
         for task in tasks:
             task.result()
 

@@ -28,7 +28,7 @@ from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.ranges import older_than_known
 from gem_api.update_kind import KINDS, UpdateKind
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import whole
+from gem_api.wire import as_theta_format
 
 from gem_client.answer import Base
 from gem_client.run.link import Caller, Link
@@ -53,7 +53,7 @@ class Membership:
 
     Attributes:
         name: The worker's name.
-        links: The links to the servers. Those to the servers that do not lead are made when the lead has named them.
+        links: The links to the servers. Those to the servers that do not lead are made when the leader has named them.
         layout: The run's tensors, all of them; None until they are known.
         theta: θ as last received, float32, shape (P,).
         gradient: A buffer for the next gradient, float32, shape (P,). If one server holds everything, a lane with shared memory
@@ -114,7 +114,7 @@ class Membership:
     @property
     def version(self) -> int:
         """Version of `theta`: that of range 0."""
-        return self.links.lead.version
+        return self.links.leader.version
 
     @property
     def base(self) -> Base:
@@ -124,12 +124,12 @@ class Membership:
     @property
     def progress(self) -> float:
         """The commits in `theta`, each counted by its share of a batch: in that of range 0."""
-        return self.links.lead.progress
+        return self.links.leader.progress
 
     @property
     def steps_done(self) -> int:
         """Number of commits applied under the worker's name in this run."""
-        return self.links.lead.steps_done
+        return self.links.leader.steps_done
 
     @property
     def known_layout(self) -> Layout:
@@ -279,18 +279,18 @@ class Membership:
 
     def lease_shard(self, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
         """Requests a shard, and keeps the shards `holding`. Takes a new lease if the present one has ended."""
-        lead = self.links.lead
+        leader = self.links.leader
 
         def attempt() -> pb.LeaseShardResponse:
-            return lead.connection.lease_shard(self.registration.lease_id, samples, holding)
+            return leader.connection.lease_shard(self.registration.lease_id, samples, holding)
 
-        return self._unless_ended(lambda: lead.call(attempt))
+        return self._unless_ended(lambda: leader.call(attempt))
 
     def complete_shard(self, lease_id: str, shard_id: int) -> None:
         """Reports a shard of a lease as complete. If that fails, it goes back with the next `lease_shard`."""
-        lead = self.links.lead
+        leader = self.links.leader
         with suppress(LeaseEnded, TransportError):
-            lead.call(lambda: lead.connection.complete_shard(lease_id, shard_id))
+            leader.call(lambda: leader.connection.complete_shard(lease_id, shard_id))
 
     # -- θ
 
@@ -299,7 +299,7 @@ class Membership:
 
         Raises InvalidRequest if a range is older than it was: each has a log, and loses no version that a worker knows."""
         header = link.connection.pull(
-            self.registration.lease_id, lambda header: link.view(self.theta), whole(self._caller.theta_format)
+            self.registration.lease_id, lambda header: link.view(self.theta), as_theta_format(self._caller.theta_format)
         )
         if not header.must_initialize:
             if header.version < link.version and not link.part.whole:
@@ -332,23 +332,23 @@ class Membership:
 
     def wait_until_run_is_over(self) -> None:
         """Polls the server's status until no worker trains any more."""
-        lead = self.links.lead
-        while not _is_over(lead.call(lead.connection.status)):
+        leader = self.links.leader
+        while not _is_over(leader.call(leader.connection.status)):
             self._caller.retry.sleep(FINAL_POLL_SECONDS)
 
     # -- helpers
 
     def _register(self) -> None:
-        previous, lead, layout = self._registration, self.links.lead, self.known_layout
+        previous, leader, layout = self._registration, self.links.leader, self.known_layout
         self.links.drop_streams()
-        registration = lead.call(lambda: lead.connection.register(self.request))
+        registration = leader.call(lambda: leader.connection.register(self.request))
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self.name, registration.run_id)
         self._registration, self.sequence = registration, 0
         self.generation += 1
-        lead.registered(registration)
+        leader.registered(registration)
         self.links.arrange(registration.peers, layout.size)
-        lead.require_part(registration.layout)
+        leader.require_part(registration.layout)
         if previous is None or previous.run_id != registration.run_id:
             for link in self.links:
                 link.version = 0  # those known are of another run
@@ -359,7 +359,7 @@ class Membership:
             self._register_with(peer, answer)
 
     def _register_with(self, peer: Link, answer: pb.LeadsAnswer) -> None:
-        """Registers with a server that does not lead, under the lease that the lead gave. While the two have different
+        """Registers with a server that does not lead, under the lease that the leader gave. While the two have different
         hyper-parameters, waits for as long as for a server that is away: they may be restarted one by one with other ones."""
         registration = self._caller.call(lambda: self._ask_to_register(peer, answer), (SettingsDiffer,))
         peer.registered(registration)
@@ -368,20 +368,20 @@ class Membership:
             raise InvalidRequest(f"the server at {peer.address} belongs to run {registration.run_id}, not {answer.run_id}")
 
     def _ask_to_register(self, peer: Link, answer: pb.LeadsAnswer) -> pb.RegisterWorkerResponse:
-        lead, request = self.links.lead, pb.RegisterWorkerRequest()
+        leader, request = self.links.leader, pb.RegisterWorkerRequest()
         request.CopyFrom(self.request)
         request.lead.CopyFrom(answer)
-        request.ClearField("frozen_fingerprint")  # the lead has compared it
+        request.ClearField("frozen_fingerprint")  # the leader has compared it
         try:
             return peer.call(lambda: peer.connection.register(request))
-        except InvalidRequest:  # the lead may have begun another run since: then its lease has ended, and `enter` starts over
-            lead.call(lead.connection.renew)
+        except InvalidRequest:  # the leader may have begun another run since: then its lease has ended, and `enter` starts over
+            leader.call(leader.connection.renew)
             raise
-        except SettingsDiffer as differ:  # the lead may have been restarted since, and have other ones than it answered with
-            lead.call(lead.connection.renew)
-            now = lead.call(lead.connection.status).hyperparameters
+        except SettingsDiffer as differ:  # the leader may have been restarted since, and have other ones than it answered with
+            leader.call(leader.connection.renew)
+            now = leader.call(leader.connection.status).hyperparameters
             answer.hyperparameters.CopyFrom(now)
-            raise SettingsDiffer(f"{differ}; range 0 is at {lead.address}") from None
+            raise SettingsDiffer(f"{differ}; range 0 is at {leader.address}") from None
 
     def _start(self, link: Link) -> None:
         """Opens a server's lane, initializes its part of θ if it asks for that, and pulls it."""
@@ -415,9 +415,9 @@ class Membership:
 
     def _move_into_region(self) -> None:
         """Moves θ and the gradient into new memory shared with the server, if it holds everything."""
-        lead = self.links.lead
-        region = lead.region
-        if region is not None and lead.part.whole and self.theta is not region.theta:
+        leader = self.links.leader
+        region = leader.region
+        if region is not None and leader.part.whole and self.theta is not region.theta:
             np.copyto(region.theta, self.theta)
             np.copyto(region.gradient, self.gradient)
             self.theta, self.gradient = region.theta, region.gradient
@@ -431,7 +431,7 @@ class Membership:
             raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
         if array.dtype.kind != "f":
             raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
-        region = self.links.lead.region
+        region = self.links.leader.region
         if region is None or own is not region.gradient:
             return np.ascontiguousarray(array, dtype="<f4")
         if array is not own:
@@ -448,9 +448,9 @@ class Membership:
                 self.enter_again(ended)
 
     def _read(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, list[int]]:
-        """Reads θ, with retries: the lead's part, which says where the others are, then all others. Returns it and the
+        """Reads θ, with retries: the leader's part, which says where the others are, then all others. Returns it and the
         versions of its parts. `make_buffer` returns a buffer for a model."""
-        theta, version = self.links.lead.call(lambda: self._read_lead(make_buffer))
+        theta, version = self.links.leader.call(lambda: self._read_leader(make_buffer))
 
         def read(link: Link) -> int:
             if link.part.leads:
@@ -461,8 +461,8 @@ class Membership:
 
     # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
 
-    def _read_lead(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, int]:
-        theta, lead = empty(0), self.links.lead
+    def _read_leader(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, int]:
+        theta, leader = empty(0), self.links.leader
 
         def view(header: pb.PullHeader) -> Vector:
             nonlocal theta
@@ -471,11 +471,11 @@ class Membership:
                 self.known_layout.require_same(layout)
             else:
                 self.links.arrange(header.peers, layout.size)
-            lead.require_part(header.layout)
+            leader.require_part(header.layout)
             self.layout, theta = layout, make_buffer(layout)
-            return lead.view(theta)
+            return leader.view(theta)
 
-        header = lead.connection.pull("", view, whole(self._caller.theta_format))
+        header = leader.connection.pull("", view, as_theta_format(self._caller.theta_format))
         return theta, header.version
 
     def _read_part(self, link: Link, theta: Vector) -> int:
@@ -484,7 +484,7 @@ class Membership:
             link.require_part(header.layout)
             return link.view(theta)
 
-        return link.connection.pull("", view, whole(self._caller.theta_format)).version
+        return link.connection.pull("", view, as_theta_format(self._caller.theta_format)).version
 
     def _require_not_replaced_by(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":

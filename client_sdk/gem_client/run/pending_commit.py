@@ -64,7 +64,7 @@ class Batch:
 
     indices: list[int]
     shard: HeldShard
-    in_vain: int = 0
+    times_without_step: int = 0
 
     @property
     def samples(self) -> int:

@@ -24,11 +24,11 @@ log = logging.getLogger("gem_client")
 
 IDLE_SECONDS = 0.5  # pause between two passes if nothing was committed: the same batches may come again at once
 MAX_UNREPORTED = 100  # finished shards that a worker has not reported yet; the server lets it hold 1,000
-WAYS_OUT = (
+ADVICE = (
     "if the loop accumulates the gradients of k batches, make the Optimizer with batches_per_step=k; to leave a batch out on "
     "purpose, call skip(); to read ahead, or to leave the loader early, use one made by ShardSampler.loader()"
 )
-TIMES_IN_VAIN = 3  # a batch that the loop got so often without a step will never get one
+MAX_TIMES_WITHOUT_STEP = 3  # a batch that the loop got so often without a step will never get one
 
 
 class LeasedShard(NamedTuple):
@@ -162,7 +162,7 @@ class Shards:
     @property
     def batch_share(self) -> float:
         """The share of a whole batch that the next gradient should have: 1 unless the last commit's result asked for less."""
-        return self._member.links.lead.batch_share if self._cuts else 1.0
+        return self._member.links.leader.batch_share if self._cuts else 1.0
 
     @property
     def samples_in_hand(self) -> int:
@@ -288,7 +288,7 @@ class Shards:
                 had, unseen = self._all_held() if self._in_hand else [], []
             if had:
                 self._warn("%d batches got no step, and come again", len(had))
-            self._note_in_vain(had)
+            self._note_without_step(had)
             self._due.extendleft(reversed([*had, *unseen]))
             self._in_hand.clear()
             self._delivered = 0 if self._will_tell else None
@@ -456,24 +456,24 @@ class Shards:
     def _come_again(self, batches: Iterable[Batch]) -> None:
         """The loop had these batches and made no step: they are due again, after the others."""
         batches = list(batches)
-        self._note_in_vain(batches)
+        self._note_without_step(batches)
         self._due.extend(batches)
 
-    def _note_in_vain(self, batches: Iterable[Batch]) -> None:
+    def _note_without_step(self, batches: Iterable[Batch]) -> None:
         for batch in batches:
-            batch.in_vain += 1
-            if batch.in_vain == TIMES_IN_VAIN:
-                raise InvalidRequest(f"a batch came {TIMES_IN_VAIN} times and never got a step: {WAYS_OUT}")
+            batch.times_without_step += 1
+            if batch.times_without_step == MAX_TIMES_WITHOUT_STEP:
+                raise InvalidRequest(f"a batch came {MAX_TIMES_WITHOUT_STEP} times and never got a step: {ADVICE}")
 
     def _note_uncommitted(self, had: int, covered: int) -> None:
         """Warns that a commit leaves out batches, and raises InvalidRequest if each one leaves out as many."""
         before, times = self._uncommitted
         self._uncommitted = had - covered, times + 1 if had - covered == before else 1
-        if self._uncommitted[1] == TIMES_IN_VAIN:
-            raise InvalidRequest(f"each step covers {covered} of the {had} batches that the loop had for it: {WAYS_OUT}")
+        if self._uncommitted[1] == MAX_TIMES_WITHOUT_STEP:
+            raise InvalidRequest(f"each step covers {covered} of the {had} batches that the loop had for it: {ADVICE}")
         self._warn("a step covers %d of the %d batches that the loop had for it; the others come again", covered, had)
 
     def _warn(self, what: str, *numbers: int) -> None:
         if not self._warned:
             self._warned = True
-            log.warning(what + ". " + WAYS_OUT[0].upper() + WAYS_OUT[1:], *numbers)
+            log.warning(what + ". " + ADVICE[0].upper() + ADVICE[1:], *numbers)

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from gem_client.arguments import is_number
 from gem_client.session import Session
 
-_OF_OPTIMIZERS = ("step", "zero_grad", "state_dict")
+_OPTIMIZER_METHODS = ("step", "zero_grad", "state_dict")
 # Arguments of DataLoader that say which samples a batch has, as the sampler does.
-_OF_THE_SAMPLER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+_SAMPLER_ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 def require_parameters(params: Any, session: Any) -> None:
@@ -66,9 +66,9 @@ def _require_usable(optimizer: Any) -> None:
             "accelerate has wrapped this optimizer: give Optimizer the one from before, and accelerator.prepare the Optimizer, "
             "as in accelerator.prepare(Optimizer(adamw, session))"
         )
-    if missing := [name for name in _OF_OPTIMIZERS if not callable(getattr(optimizer, name, None))]:
+    if missing := [name for name in _OPTIMIZER_METHODS if not callable(getattr(optimizer, name, None))]:
         raise InvalidRequest(
-            f"a {kind} has no {', '.join(missing)}: an optimizer needs param_groups, {', '.join(_OF_OPTIMIZERS)}. Give the "
+            f"a {kind} has no {', '.join(missing)}: an optimizer needs param_groups, {', '.join(_OPTIMIZER_METHODS)}. Give the "
             "optimizer inside it"
         )
     listed = _listed(optimizer)
@@ -177,7 +177,7 @@ def require_dataset(dataset: Any) -> None:
 
 def require_loader_settings(settings: Collection[str]) -> None:
     """Raises InvalidRequest if one of them says which samples a batch has."""
-    if colliding := [name for name in _OF_THE_SAMPLER if name in settings]:
+    if colliding := [name for name in _SAMPLER_ARGUMENTS if name in settings]:
         raise InvalidRequest(
             f"leave {', '.join(colliding)} out of loader(): the server deals the samples, in a random order, and "
             "ShardSampler(session, dataset, batch_size) takes another batch size than the run's"

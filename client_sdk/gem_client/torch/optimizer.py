@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from gem_client.answer import Answer
 from gem_client.session import Session
 from gem_client.torch.arguments import require_parameters, require_projection, require_step
-from gem_client.torch.brought import STATE_IS_SERVERS, On, bring, log_differences
 from gem_client.torch.local_sgd import LocalSgd, bare
 from gem_client.torch.local_steps import LocalSteps
+from gem_client.torch.optimizer_spec import STATE_IS_SERVERS, On, describe_optimizer, log_differences
 from gem_client.torch.parameters import (
     Parameters,
     copy_gradient,
@@ -124,17 +124,17 @@ class Optimizer(torch.optim.Optimizer):
             raise InvalidRequest("this Optimizer has joined a run already: give the optimizer of PyTorch, or the parameters")
         require_parameters(params, session)
         require_projection(project)
-        self._brought = brought = bring(params, on, names, schedule)
-        if overlap and brought.steps_itself:
+        self._spec = spec = describe_optimizer(params, on, names, schedule)
+        if overlap and spec.steps_itself:
             raise InvalidRequest('overlap is not available if the worker makes its own steps: leave it out, or use on="server"')
-        self.inner, self._schedule = brought.inner, schedule
-        self._trained = brought.trained
+        self.inner, self._schedule = spec.inner, schedule
+        self._trained = spec.trained
         trained = list(self._trained.values())
         self._session = session
         self._batches_per_step = batches_per_step
         self._overlap = overlap
         self._project = project
-        self._watch = Watch(self._trained, brought.frozen, self.inner)
+        self._watch = Watch(self._trained, spec.frozen, self.inner)
         self.answer: Answer | None = None
         self._joined = False
         self._scaled = False
@@ -148,12 +148,12 @@ class Optimizer(torch.optim.Optimizer):
         self._generation = 0
         session.join(
             first,
-            groups=brought.groups,
-            choice=brought.choice,
+            groups=spec.groups,
+            choice=spec.choice,
             overlap=overlap,
             batches_per_step=batches_per_step,
             pull_only_reads=True,
-            frozen=fingerprint(brought.frozen),
+            frozen=fingerprint(spec.frozen),
         )
         if all(tensor.nameless for tensor in session.layout.tensors):
             log.warning("the tensors have no names: checkpoints and gem-ctl pull call them 0, 1, and so on; %s", NAME_TENSORS)
@@ -187,7 +187,7 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self.inner.load_state_dict(state_dict)
             self._share_groups()
-            if not self._brought.steps_itself and state_dict.get("state"):
+            if not self._spec.steps_itself and state_dict.get("state"):
                 log.warning(STATE_IS_SERVERS)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -450,7 +450,7 @@ class Optimizer(torch.optim.Optimizer):
     def _require_servers_rate(self) -> None:
         if self._schedule is not None and self._schedule.last_epoch:
             raise InvalidRequest("delete scheduler.step(): the server steps this schedule, with the commits of all workers")
-        for group, factor in zip(self.param_groups, self._brought.factors, strict=False):
+        for group, factor in zip(self.param_groups, self._spec.factors, strict=False):
             if group["lr"] != factor * self._rate:
                 raise InvalidRequest(
                     f"the learning rate is the server's ({factor * self._rate}), but was set to {group['lr']} here: delete "
@@ -462,8 +462,8 @@ class Optimizer(torch.optim.Optimizer):
         """Takes the rate of that θ. A new lease may come with other hyperparameters, from a server that was restarted."""
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
-            if self._brought.choice is not None:
-                log_differences(self._brought.choice, self._settings)
+            if self._spec.choice is not None:
+                log_differences(self._spec.choice, self._settings)
             tensors = self._session.layout.tensors
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()
@@ -473,7 +473,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _show_rates(self) -> None:
         """Writes the server's rate into the parameter groups, if it is the server's."""
-        for group, factor in zip(self.param_groups, self._brought.factors, strict=False):
+        for group, factor in zip(self.param_groups, self._spec.factors, strict=False):
             group["lr"] = factor * self._rate
 
     def _local_steps(self) -> LocalSteps | None:
@@ -488,7 +488,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"overlap is not available in this run: its workers make local steps ({local_steps} per commit, which holds a "
                 f"{self._kind})"
             )
-        if self.inner is not None and self._brought.steps_itself:
+        if self.inner is not None and self._spec.steps_itself:
             return LocalSteps(list(self._trained.values()), self.inner)
         if self._settings.optimizer == "worker":
             raise InvalidRequest("in this run each worker brings its optimizer: use Optimizer(torch.optim...., session)")

@@ -57,12 +57,12 @@ class Watch:
             changed = parameter._version != version
             if theta is not None and parameter.data_ptr() != theta.data_ptr():
                 if (changed or all_values) and not _holds(parameter, theta, exact):
-                    raise InvalidRequest(f"parameter {name!r} was changed since {_LAST}, and no commit has it. {_WAYS_OUT}")
+                    raise InvalidRequest(f"parameter {name!r} was changed since {_LAST}, and no commit has it. {_ADVICE}")
             elif changed and not self._warned_of_change:
                 self._warned_of_change = True
                 log.warning(
                     "parameter %r was changed since %s: if its values were not put back, the next θ replaces them. %s",
-                    name, _LAST, _WAYS_OUT,
+                    name, _LAST, _ADVICE,
                 )  # fmt: skip
 
     def warn_of_missing(self, optimizer: str) -> None:
@@ -87,7 +87,7 @@ _FREEZE_LATER = (
     "to wait (requires_grad_(False))"
 )
 _LAST = "the last step, or since the Optimizer was made"
-_WAYS_OUT = (
+_ADVICE = (
     "The run has one θ for all workers: make each step with the Optimizer's own step() (for SAM step(closure)), not with that "
     "of the optimizer inside it; load weights before you make the Optimizer (the first worker's count) or after load_final(); "
     "and give it a projection, such as a clamp or the max_norm= of an Embedding, as project="

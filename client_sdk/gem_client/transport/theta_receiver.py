@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gem_api.errors import ServerUnavailable
-from gem_api.held_theta import HeldTheta
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, Format, ThetaFormat
+from gem_api.worker_theta import WorkerTheta
 
 
 class ThetaReceiver:
@@ -18,7 +18,7 @@ class ThetaReceiver:
 
     def __init__(self, asked: Format, size: int) -> None:
         self._asked = asked
-        self._held = HeldTheta(0 if isinstance(asked, ThetaFormat) else size)
+        self._held = WorkerTheta(0 if isinstance(asked, ThetaFormat) else size)
 
     @property
     def base(self) -> int:
@@ -32,7 +32,7 @@ class ThetaReceiver:
         is_difference = result.theta_dtype == self._asked.dtype
         if (is_difference and not self.base) or (not is_difference and result.theta_dtype != FLOAT32.dtype):
             raise ServerUnavailable("the server sent θ in a format that was not asked for")
-        return self._held.form(result.sequence, is_difference)
+        return self._held.next_format(result.sequence, is_difference)
 
 
 IN_FLOAT32 = ThetaReceiver(FLOAT32, 0)

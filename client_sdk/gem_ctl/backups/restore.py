@@ -16,7 +16,7 @@ from gem_ctl.backups.backup import Backup, checked, find, parsed, progress, read
 from gem_ctl.backups.stores import BackupFailed, Folder, Store
 
 _SCRATCH = ".restoring"
-_OF_A_START = {".lock", "commits.csv"}  # a server without a run makes them; one that resumes puts another run's history aside
+_START_FILES = {".lock", "commits.csv"}  # a server without a run makes them; one that resumes puts another run's history aside
 
 
 @dataclass
@@ -80,8 +80,8 @@ def _newest(store: Store) -> Backup:
 
 def _chosen(store: Store, backup: Backup, only: int | None) -> tuple[dict[int, str], dict[str, Any]]:
     """The folders in the store to restore, by range, and the state that has the run's counts."""
-    lead = _state(store, backup.states[0])
-    index, count = lead["range"]
+    leader = _state(store, backup.states[0])
+    index, count = leader["range"]
     folders = {of or 0: folder for of, folder in backup.folders.items()}
     if index:
         raise BackupFailed(f"{store} is range {index} of a backup: name the backup itself, and {index} after the folder")
@@ -89,7 +89,7 @@ def _chosen(store: Store, backup: Backup, only: int | None) -> tuple[dict[int, s
     if missing < count:
         raise BackupFailed(f"{store}/{backup.name} lacks range {missing}: it was changed after it was written")
     if only is None:
-        return folders, lead
+        return folders, leader
     if only not in folders:
         raise BackupFailed(f"there is no range {only}: this run has {count}, counted from 0")
     return {only: folders[only]}, _state(store, f"{folders[only]}/{STATE}")
@@ -109,7 +109,7 @@ def _require_empty(folder: Path) -> None:
     """Raises BackupFailed if a folder has a file that neither a server without a run nor an attempt to restore left there."""
     for path in folder.rglob("*"):
         below = path.relative_to(folder)
-        if path.is_file() and path.name not in _OF_A_START and _SCRATCH not in below.parts:
+        if path.is_file() and path.name not in _START_FILES and _SCRATCH not in below.parts:
             raise BackupFailed(f"{folder} is not empty, it has {below}: name another folder, or move it away")
 
 

@@ -17,7 +17,7 @@ from gem_api.process.printable import without_password
 from gem_api.process.regular_file import open_regular
 
 _PIECE = 1 << 20  # bytes
-_OURS = ("backup-", "range-", "checkpoint-")  # how the names of backups begin, or of what is in one
+_BACKUP_PREFIXES = ("backup-", "range-", "checkpoint-")  # how the names of backups begin, or of what is in one
 
 
 class BackupFailed(Exception):
@@ -80,7 +80,7 @@ class Folder:
         with _failing(f"read {self}"):
             if self._root.exists() and not self._root.is_dir():
                 raise NotADirectoryError(0, "it is not a folder")
-            found = [entry for name in _OURS for entry in self._root.glob(f"{name}*")]
+            found = [entry for name in _BACKUP_PREFIXES for entry in self._root.glob(f"{name}*")]
             paths = chain(found, *(entry.rglob("*") for entry in found))
             return sorted(path.relative_to(self._root).as_posix() for path in paths if path.is_file())
 
@@ -144,7 +144,7 @@ class ObjectStore:
                 entries = self._fs.ls(self._root, detail=False)
             except FileNotFoundError:
                 entries = self._fs.find(self._root)  # nothing, or it says that there is no bucket
-            ours = [each for each in entries if each.rstrip("/").rpartition("/")[2].startswith(_OURS)]
+            ours = [each for each in entries if each.rstrip("/").rpartition("/")[2].startswith(_BACKUP_PREFIXES)]
             return sorted(path.removeprefix(f"{self._root}/") for entry in ours for path in self._fs.find(entry))
 
     def read(self, path: str) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gem_ctl.planning.events import Integers, Times, Trace, simulate
 from gem_ctl.planning.plan import plan
-from gem_ctl.planning.scenario import Scenario, alone, bottleneck, brought, speeds, times
+from gem_ctl.planning.scenario import Scenario, alone, bottleneck, contribution, speeds, times
 
 MAX_COMMITS = 1_000_000
 _MIN_COMMITS, _SPREAD = 10_000, 0.33  # with a larger spread more commits: the rate's error is spread / √commits
@@ -126,7 +126,7 @@ def _evaluate(scenario: Scenario, server_seconds: float, trace: Trace, warm_up: 
         load=min(1.0, rate * server_seconds),
         server_bytes=plan(scenario.setup, scenario.costs).server_bytes,
         groups=_groups(scenario, trace, warm_up, seconds),
-        further=brought(scenario, 1.0),
+        further=contribution(scenario, 1.0),
         settled=settled,
     )
 
@@ -147,7 +147,7 @@ def _groups(scenario: Scenario, trace: Trace, warm_up: int, seconds: float) -> t
     for number, (factor, workers) in enumerate(counts.items()):
         theirs = staleness[of == number]
         distribution = _distribution(theirs) if len(theirs) else None
-        found.append(Group(factor, workers, len(theirs) / seconds, distribution, brought(scenario, factor)))
+        found.append(Group(factor, workers, len(theirs) / seconds, distribution, contribution(scenario, factor)))
     return tuple(found)
 
 

@@ -113,7 +113,7 @@ def workers_that_pay(scenario: Scenario) -> int:
     return max(1, math.floor(1 / (bottleneck(of) * float(np.mean(1 / alone(of))))))
 
 
-def brought(scenario: Scenario, factor: float) -> float:
+def contribution(scenario: Scenario, factor: float) -> float:
     """What one more worker brings, whose computing takes `factor` times as long: gradients of whole batches a second. Below 0
     if a full server then takes fewer of the others' gradients. Raises InvalidRequest for an unknown format."""
     of, setup = _whole(scenario), scenario.setup

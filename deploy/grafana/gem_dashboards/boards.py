@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from gem_dashboards.panels import Dashboard, Event, Limits, Panel, Query
 from gem_dashboards.queries import (
-    LEAD,
-    OF_LEAD,
+    LEADER,
+    OF_LEADER,
     OF_RUN,
     ONCE_OF_RUN,
     SAME_RUN,
@@ -47,9 +47,9 @@ ALERTS = number(
 # 1 min is the step in which Grafana looks for events, and holds two scrapes that are 30 s apart.
 EVENTS = (
     Event("Server restarted", f"changes(process_start_time_seconds[1m]) > 0 {OF_RUN}", "red"),
-    Event("Run complete", f"changes(gem_run_complete{LEAD}[1m]) > 0", "green"),
+    Event("Run complete", f"changes(gem_run_complete{LEADER}[1m]) > 0", "green"),
     Event("Server drains", f"gem_draining == 1 {OF_RUN}", "orange"),
-    Event("Evaluation", f"changes(gem_evaluation_loss{LEAD}[1m]) > 0", "blue", shown=False),  # there are many
+    Event("Evaluation", f"changes(gem_evaluation_loss{LEADER}[1m]) > 0", "blue", shown=False),  # there are many
 )
 
 TRAINING = Dashboard(
@@ -60,37 +60,39 @@ TRAINING = Dashboard(
         number(
             "Accuracy",
             "On held-out data, from the evaluator's last report. Good: rising.",
-            f"max(gem_evaluation_accuracy{LEAD})",
+            f"max(gem_evaluation_accuracy{LEADER})",
             "percentunit",
         ),
-        number("Training loss", "Smoothed over about 50 commits. Good: falling.", f"max(gem_training_loss{LEAD})"),
+        number("Training loss", "Smoothed over about 50 commits. Good: falling.", f"max(gem_training_loss{LEADER})"),
         number(
             "Commits",
             "Commits applied so far: the version of the central variable. Good: rising.",
-            f"max(gem_central_version{LEAD})",
+            f"max(gem_central_version{LEADER})",
         ),
         number(
             "Commits per second",
             "Commits applied per second in the last minute. Good: steady; 0 when the run is done.",
-            f'sum(rate(gem_commits_total{{{OF_LEAD}, outcome="applied"}}[1m]))',
+            f'sum(rate(gem_commits_total{{{OF_LEADER}, outcome="applied"}}[1m]))',
         ),
-        number("Active workers", "Workers that hold a lease. Good: as many as were started.", f"sum(gem_active_workers{LEAD})"),
+        number(
+            "Active workers", "Workers that hold a lease. Good: as many as were started.", f"sum(gem_active_workers{LEADER})"
+        ),
         number(
             "Epoch",
             "The newest epoch of which a worker got a shard, counted from 1. Good: rising.",
-            f"max(gem_epoch{LEAD}) + 1",
+            f"max(gem_epoch{LEADER}) + 1",
         ),
         Panel(
             "Loss",
             "Training loss is smoothed over about 50 commits; evaluation is on held-out data. Good: both fall and stay close. "
             "An evaluation loss that rises again while the training loss falls is overfitting; a training loss that jumps is "
             "a learning rate too high.",
-            (Query(f"gem_training_loss{LEAD}", "training"), Query(f"gem_evaluation_loss{LEAD}", "evaluation")),
+            (Query(f"gem_training_loss{LEADER}", "training"), Query(f"gem_evaluation_loss{LEADER}", "evaluation")),
         ),
         Panel(
             "Accuracy over time",
             "Share of correct answers on held-out data, as the evaluator reports it. Good: rises, then levels off.",
-            (Query(f"gem_evaluation_accuracy{LEAD}", "accuracy"),),
+            (Query(f"gem_evaluation_accuracy{LEADER}", "accuracy"),),
             "percentunit",
             most=1,
         ),
@@ -111,7 +113,7 @@ TRAINING = Dashboard(
             "Workers that hold a lease, and worker processes that Prometheus reaches. Good: both equal the number started. "
             "If there are more processes than leases, some workers are starting or cannot join.",
             (
-                Query(f"sum(gem_active_workers{LEAD})", "leases"),
+                Query(f"sum(gem_active_workers{LEADER})", "leases"),
                 Query(f"sum{of_workers('up' + WORKERS)}", "reachable processes"),
             ),
         ),
@@ -119,7 +121,7 @@ TRAINING = Dashboard(
             "Shards",
             "Pending: shards of the newest epoch that no worker has yet. Leased: shards that a worker has. Completed: finished "
             "shards of all epochs. Good: completed rises evenly, leased is about the number of workers.",
-            (Query(f"sum by (state) (gem_shards{LEAD})", "{{state}}"),),
+            (Query(f"sum by (state) (gem_shards{LEADER})", "{{state}}"),),
         ),
         Panel(
             "Where a worker's step goes",
@@ -232,14 +234,14 @@ STALENESS = Dashboard(
             "Staleness of commits",
             "Commits that others had applied between a worker's pull and its own commit. Good: one band around the "
             "number of workers less 1. A second band far above it is a slow worker.",
-            f"increase(gem_commit_staleness_bucket{LEAD}{WINDOW})",
+            f"increase(gem_commit_staleness_bucket{LEADER}{WINDOW})",
         ),
         Panel(
             "Staleness against its expectation",
             "With n workers of equal speed the mean is n − 1. Good: mean and median near the dashed line. A 99 % quantile far "
             "above it means that a worker is slow.",
             (
-                Query(f"clamp_min(sum(gem_active_workers{LEAD}) - 1, 0)", "expected: workers − 1", dashed=True),
+                Query(f"clamp_min(sum(gem_active_workers{LEADER}) - 1, 0)", "expected: workers − 1", dashed=True),
                 Query(mean("gem_commit_staleness"), "mean"),
                 *quantiles(rate("gem_commit_staleness_bucket"), 0.5, 0.99),
             ),
@@ -278,14 +280,14 @@ STALENESS = Dashboard(
             "Pace of each worker",
             "Seconds that a whole batch takes the worker, from a reply to its next commit. Good: all alike; or shares of a "
             "batch that make up for it.",
-            (Query(f"max by (worker) (gem_worker_pace_seconds{LEAD})", "{{worker}}"),),
+            (Query(f"max by (worker) (gem_worker_pace_seconds{LEADER})", "{{worker}}"),),
             "s",
         ),
         Panel(
             "Batch share of each worker",
             "The share of a whole batch that the worker's gradients have, so that all take about as long as the fastest "
             "(smallest_share). Good: 1 for the fastest, and steady. 1 for all if smallest_share is 1.",
-            (Query(f"max by (worker) (gem_worker_batch_share{LEAD})", "{{worker}}"),),
+            (Query(f"max by (worker) (gem_worker_batch_share{LEADER})", "{{worker}}"),),
         ),
         Panel(
             "Rejected commits of each worker",
@@ -439,7 +441,7 @@ SERVER = Dashboard(
             "of the same name registered. stalled: it made no progress. rolled_back: the server resumed from an older "
             "checkpoint. quarantined: its gradients were rejected. Good: while training, none except left.",
             (
-                Query(f"sum by (reason) (increase(gem_leases_ended_total{LEAD}{WINDOW}))", "{{reason}}"),
+                Query(f"sum by (reason) (increase(gem_leases_ended_total{LEADER}{WINDOW}))", "{{reason}}"),
                 Query(f"max({all_of('gem_quarantined_workers')})", "in quarantine now", dashed=True),
             ),
         ),
@@ -450,7 +452,7 @@ SERVER = Dashboard(
             "'GEM / Staleness' shows which worker sends them. Of several servers: at the one that rejected most.",
             (
                 Query(f"max by (error) (increase(gem_commits_rejected_total{WINDOW}) {OF_RUN})", "{{error}}"),
-                Query(f"sum(increase(gem_nonfinite_losses_total{LEAD}{WINDOW}))", "loss not finite"),
+                Query(f"sum(increase(gem_nonfinite_losses_total{LEADER}{WINDOW}))", "loss not finite"),
             ),
         ),
         Panel(

@@ -9,7 +9,7 @@ match.
 
 If several servers hold a range of θ each, `$server` is the one that leads. Its samples have the label `range="0"`; those of a
 server that holds everything have no such label. What every server counts again (commits, workers, samples, staleness, loss) is
-asked of the lead. What each has of its own (memory, queue, π of its parameters) is asked of all servers of the same run
+asked of the leader. What each has of its own (memory, queue, π of its parameters) is asked of all servers of the same run
 (`OF_RUN`): the panel shows the sum, or the worst. The dashboard "Ranges" has a line for each.
 """
 
@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 from gem_dashboards.panels import Kind, Limits, Panel, Query
 
-OF_LEAD = 'instance=~"$server", range=~"0|"'
-LEAD = f"{{{OF_LEAD}}}"
+OF_LEADER = 'instance=~"$server", range=~"0|"'
+LEADER = f"{{{OF_LEADER}}}"
 WINDOW = "[$__rate_interval]"
 SERVER_UP = 'up{job="gem-server", instance=~"$server"}'
 # The servers of a run tell its id. That of the chosen server is remembered, so that its loss does not hide the others.
@@ -31,7 +31,7 @@ SAME_RUN = f"and on (run) {SERVER_UP}"
 WORKERS = '{job="gem-worker"}'
 
 
-def rate(metric: str, labels: str = OF_LEAD) -> str:
+def rate(metric: str, labels: str = OF_LEADER) -> str:
     return f"rate({metric}{{{labels}}}{WINDOW})"
 
 

@@ -28,7 +28,7 @@ _OTHER_VARIABLES = {f"GEM_{name}" for name in (
     "CONFIG", "LAUNCHER_PID", "CHECKPOINT_TO", "DATA_FOLDER", "GRAFANA_PASSWORD", "GRAFANA_PORT", "LANE_PORT",
     "METRICS_RETENTION", "PAGE_PORT", "PROMETHEUS_PORT", "PUBLISH", "SERVER_PORT", "TORCH", "WORKER_IMAGE",
 )}  # fmt: skip
-_OF_COMMANDS = ("GEM_LOG_REPLAY_", "GEM_PLAN_", "GEM_RESHARD_", "GEM_STATUS_", "GEM_TRACK_")
+_COMMAND_PREFIXES = ("GEM_LOG_REPLAY_", "GEM_PLAN_", "GEM_RESHARD_", "GEM_STATUS_", "GEM_TRACK_")
 # What Kubernetes adds for each service whose name begins with "gem".
 _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _warned = False
@@ -87,7 +87,7 @@ def unknown_variables(names: Iterable[str]) -> Iterator[str]:
     """A line for each of these variables of the environment that begins with GEM_ and that nothing of ours reads."""
     known = {f"GEM_{name.upper()}" for name in (*KEYS, *DECLARATIONS)} | _OTHER_VARIABLES
     for name in sorted(names):
-        ours = name in known or name.startswith(_OF_COMMANDS) or _SERVICE_LINK.fullmatch(name)
+        ours = name in known or name.startswith(_COMMAND_PREFIXES) or _SERVICE_LINK.fullmatch(name)
         if name.startswith("GEM_") and not ours:
             alike = nearest(name, known) if nearest(name[4:], {each[4:] for each in known}) else ""
             yield f"the variable {printable(name)} is not a setting, and is ignored{alike}"

@@ -11,9 +11,9 @@ from gem_api.layout import Vector
 
 from gem_server.core.central_variable import CentralVariable
 from gem_server.core.commits import Commit, Step
-from gem_server.core.facts import Applied
 from gem_server.core.leases import REPLY, Lease
-from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, is_users, where_raised
+from gem_server.core.values import Applied
+from gem_server.rules import PiStatistics, RuleInput, Shared, UpdateRule, is_users, where_raised
 
 _NOTHING = nullcontext()
 
@@ -28,7 +28,9 @@ def accepts(rule: UpdateRule, name: str, rule_input: RuleInput) -> tuple[bool, R
         return False, rule_failed(rule, name, error)
 
 
-def move(rule: UpdateRule, central: CentralVariable, commit: Commit, rule_input: RuleInput, accepted: bool) -> PiFacts | None:
+def move(
+    rule: UpdateRule, central: CentralVariable, commit: Commit, rule_input: RuleInput, accepted: bool
+) -> PiStatistics | None:
     """Applies an accepted commit to θ, or else gives the worker the current θ; writes its reply."""
     lease, layout, theta, pi = commit.lease, central.layout, central.theta, None
     assert layout is not None
@@ -49,7 +51,7 @@ def fail(error: RuleFailed) -> None:
     raise error
 
 
-def facts(rule: UpdateRule, step: Step, pi: PiFacts | None, version: int) -> Applied:
+def applied_commit(rule: UpdateRule, step: Step, pi: PiStatistics | None, version: int) -> Applied:
     """The facts of a finished commit; `version` is the central variable's after it."""
     commit, rule_input, accepted, _ = step
     lease, header = commit.lease, commit.header

@@ -8,8 +8,8 @@ from gem_api.layout import Layout
 from gem_api.ranges import Range, older_than_known
 from gem_api.update_kind import UpdateKind
 
-from gem_server.core.facts import Admission, Header, LeadsAnswer
 from gem_server.core.leases import Lease, LeaseTable
+from gem_server.core.values import Admission, Header, LeaderRegistration
 from gem_server.rules import UpdateRule, rule_of
 from gem_server.rules.base import require_by_element
 
@@ -38,37 +38,37 @@ def require_same_owner(predecessor: Lease | None, worker: str, owner: str) -> No
 # -- registration on a server that does not lead: it follows range 0, which gave the worker its lease
 
 
-def require_shown(part: Range, lead: LeadsAnswer | None) -> None:
-    """Raises InvalidRequest unless a worker shows the lead's answer exactly where it must."""
-    if lead is None and not part.leads:
+def require_shown(part: Range, leader: LeaderRegistration | None) -> None:
+    """Raises InvalidRequest unless a worker shows the leader's answer exactly where it must."""
+    if leader is None and not part.leads:
         raise InvalidRequest(f"this server holds range {part} of the model: connect to the server of range 0, which leads")
-    if lead is not None and part.leads:
-        raise InvalidRequest(f"this server leads (range {part}): register without another lead's answer; check --peers")
+    if leader is not None and part.leads:
+        raise InvalidRequest(f"this server leads (range {part}): register without another leader's answer; check --peers")
 
 
-def require_known_run(lead: LeadsAnswer, run_id: str) -> None:
-    """Raises InvalidRequest if the lead's run is not that of the model that this server holds."""
-    if lead.run_id != run_id:
+def require_known_run(leader: LeaderRegistration, run_id: str) -> None:
+    """Raises InvalidRequest if the leader's run is not that of the model that this server holds."""
+    if leader.run_id != run_id:
         raise InvalidRequest(
-            f"this server holds a range of run {run_id}, and the lead belongs to run {lead.run_id}: give all servers the "
+            f"this server holds a range of run {run_id}, and the leader belongs to run {leader.run_id}: give all servers the "
             "checkpoint folders of the same run"
         )
 
 
-def require_same_settings(lead: LeadsAnswer, settings: Hyperparameters) -> None:
-    """Raises SettingsDiffer, naming the differences, if the lead has other hyper-parameters."""
-    differing = [f"{name} {getattr(lead.settings, name)} there, {own} here" for name, own in vars(settings).items()
-                 if own != getattr(lead.settings, name)]  # fmt: skip
+def require_same_settings(leader: LeaderRegistration, settings: Hyperparameters) -> None:
+    """Raises SettingsDiffer, naming the differences, if the leader has other hyper-parameters."""
+    differing = [f"{name} {getattr(leader.settings, name)} there, {own} here" for name, own in vars(settings).items()
+                 if own != getattr(leader.settings, name)]  # fmt: skip
     if differing:
         raise SettingsDiffer(
             f"the server of range 0 has other hyper-parameters ({'; '.join(differing)}): give all servers the same options"
         )
 
 
-def require_usable_id(leases: LeaseTable, lead: LeadsAnswer, worker: str) -> None:
+def require_usable_id(leases: LeaseTable, leader: LeaderRegistration, worker: str) -> None:
     """Raises LeaseEnded if the lease has ended here, as it must not begin again; InvalidRequest if another worker has it."""
-    leases.require_not_ended(lead.lease_id)
-    holder = leases.live.get(lead.lease_id)
+    leases.require_not_ended(leader.lease_id)
+    holder = leases.live.get(leader.lease_id)
     if holder is not None and holder.worker != worker:
         raise InvalidRequest("another worker holds a lease of this id: register with the server of range 0 first")
 

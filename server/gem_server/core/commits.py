@@ -9,11 +9,11 @@ from gem_api.framing import Bytes, bytes_of
 from gem_api.layout import Vector
 from gem_api.wire import FLOAT32
 
-from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
 from gem_server.core.records import Kind, Record
 from gem_server.core.uploads import Upload
-from gem_server.rules import PiFacts, RuleInput
+from gem_server.core.values import Header
+from gem_server.rules import PiStatistics, RuleInput
 
 
 class Arrived(NamedTuple):
@@ -78,4 +78,4 @@ class Step(NamedTuple):
     commit: Commit
     rule_input: RuleInput
     accepted: bool
-    run: Callable[[], PiFacts | None]
+    run: Callable[[], PiStatistics | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gem_server.core.facts import Awaited
+from gem_server.core.values import Awaited
 
 LATEST_SECONDS = 600.0  # after the first worker joined; then a run waits no longer for others to join
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from gem_api.errors import LeaseEnded
-from gem_api.held_theta import HeldTheta
 from gem_api.layout import Vector
 from gem_api.region import Region
 from gem_api.schedule import Eta
+from gem_api.worker_theta import WorkerTheta
 
-from gem_server.core.facts import Applied, EndReason
 from gem_server.core.pace import Pace
 from gem_server.core.timetable import Timetable
+from gem_server.core.values import Applied, EndReason
 from gem_server.rules.base import Buffers
 
 REPLY = "answer"  # an optional buffer that receives the θ for the worker's next gradient
@@ -50,7 +50,7 @@ class Lease:
         owner: Name of the only credentials that may use it; empty if the server asks for none.
         counted, counted_by_reference: What the totals of `LeaseTable` include for it.
         record_room: Bytes of a compressed gradient that are kept for the log, as it arrived, until they are on the disk.
-        held: What its worker holds of θ, if that is sent as differences. A restart forgets it.
+        worker_theta: What its worker holds of θ, if that is sent as differences. A restart forgets it.
         frozen: Identifies the values of the parameters that its worker does not train; empty if that is not known.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
             knows to be applied.
@@ -77,7 +77,7 @@ class Lease:
     counted: int = 0
     counted_by_reference: bool = False
     record_room: int = 0
-    held: HeldTheta | None = None
+    worker_theta: WorkerTheta | None = None
     restored: bool = False
     starting: bool = False
 
@@ -94,7 +94,7 @@ class Lease:
     @property
     def own_nbytes(self) -> int:
         """Bytes that are freed with the lease: its shared memory lives on for as long as the worker maps it."""
-        held = self.held.theta.nbytes if self.held is not None else 0
+        held = self.worker_theta.theta.nbytes if self.worker_theta is not None else 0
         return self.record_room + held + sum(array.nbytes for array in self.buffers.values())
 
     @property
@@ -227,7 +227,7 @@ class LeaseTable:
         lease.expires_at, lease.starting = now + self.duration, False
         return lease
 
-    def at_work(self, lease_id: str, now: float, committed: bool = False) -> Lease:
+    def renew_training(self, lease_id: str, now: float, committed: bool = False) -> Lease:
         """As `renew`, for what a worker asks for because it trains."""
         suspended = self._looked_at is not None and now - self._looked_at > self.duration / 2
         self.pace.seen(lease_id, now, committed, usual=not suspended)

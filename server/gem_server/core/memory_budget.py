@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from gem_api.errors import Overloaded
 from gem_api.framing import empty, upload_buffers
-from gem_api.held_theta import HeldTheta
 from gem_api.layout import Layout, Vector
 from gem_api.region import region_bytes
+from gem_api.worker_theta import WorkerTheta
 
 from gem_server.core.central_variable import CentralVariable
 from gem_server.core.leases import SPARE, Lease, LeaseTable
@@ -142,16 +142,16 @@ class Memory:
         self.leases.recount(lease)
         return True
 
-    def new_held_theta(self, lease: Lease) -> HeldTheta | None:
+    def new_worker_theta(self, lease: Lease) -> WorkerTheta | None:
         """Forgets what a lease's worker holds of θ, and makes memory to keep that anew; None if there is no room. Whoever still
         sends the old one does not change the new one."""
-        known, lease.held = lease.held is not None, None
+        known, lease.worker_theta = lease.worker_theta is not None, None
         size = self.central.size
         if self.leases.live.get(lease.lease_id) is lease and (known or self.fits(size * FLOAT_BYTES)):
             with suppress(MemoryError):
-                lease.held = HeldTheta(size)
+                lease.worker_theta = WorkerTheta(size)
         self.leases.recount(lease)
-        return lease.held
+        return lease.worker_theta
 
     def require_room_for_copy(self) -> None:
         """Raises Overloaded if there is no room to copy θ for another reader."""

@@ -14,7 +14,7 @@ from gem_api.schedule import Schedule
 from gem_server.rules.optimizers import make_optimizer
 
 Choice: TypeAlias = OptimizerChoice | None  # None: a worker that brings no optimizer
-_OF_SCHEDULE = frozenset(each.name for each in fields(Schedule))
+_SCHEDULE_FIELDS = frozenset(each.name for each in fields(Schedule))
 
 
 def settings_with(choice: Choice, settings: Hyperparameters, stated: Collection[str], new: bool) -> Hyperparameters:
@@ -90,7 +90,7 @@ def _as_settings(choice: OptimizerChoice, stated: Collection[str]) -> dict[str, 
 
 def _schedule(choice: OptimizerChoice, stated: Collection[str]) -> Schedule | None:
     """The worker's schedule; None if the user has stated a part of one: parts of two schedules are none."""
-    return choice.schedule if _OF_SCHEDULE.isdisjoint(stated) else None
+    return choice.schedule if _SCHEDULE_FIELDS.isdisjoint(stated) else None
 
 
 def _other_optimizer(ours: str, theirs: str) -> str:

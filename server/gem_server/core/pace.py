@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-TIMES = 10  # times the longest pause of any worker in the run: after that, a worker is stalled;
-SHORTEST, SHORTEST_LEASES = 600.0, 20  # at least these seconds, and at least as many lease durations;
-FIRST, FIRST_LEASES = 3600.0, 120  # and these until a whole step of it is known: it may load data and compile
+PAUSE_FACTOR = 10  # times the longest pause of any worker in the run: after that, a worker is stalled;
+MIN_PAUSE_SECONDS, MIN_PAUSE_LEASES = 600.0, 20  # at least these seconds, and at least as many lease durations;
+FIRST_STEP_SECONDS, FIRST_STEP_LEASES = 3600.0, 120  # and these until a whole step of it is known: it may load data and compile
 _REMEMBERED = 10_000
 
 
@@ -56,8 +56,12 @@ class Pace:
 
     def limit(self, lease_id: str) -> float:
         """Seconds that a pause of the lease's worker may take."""
-        shortest, leases = (SHORTEST, SHORTEST_LEASES) if self._commits.get(lease_id, 0) > 1 else (FIRST, FIRST_LEASES)
-        return max(TIMES * self.longest, shortest, leases * self.lease_seconds)
+        shortest, leases = (
+            (MIN_PAUSE_SECONDS, MIN_PAUSE_LEASES)
+            if self._commits.get(lease_id, 0) > 1
+            else (FIRST_STEP_SECONDS, FIRST_STEP_LEASES)
+        )
+        return max(PAUSE_FACTOR * self.longest, shortest, leases * self.lease_seconds)
 
     def suspended(self, seconds: float, now: float) -> None:
         """The server itself stood still for so long, which is nobody's pause."""

@@ -16,8 +16,8 @@ from gem_server.core.rendezvous import Rendezvous
 from gem_server.core.state_machine import Core
 
 WAIT_ROUNDS = 200  # replies wait in a run's first rounds alone: later they would gain nothing
-MOST_LEASES = 0.1  # lease durations that a reply waits at the most,
-MOST_SECONDS = 5.0  # and seconds: far below the 60 after which clients and networks give up
+MAX_WAIT_LEASES = 0.1  # lease durations that a reply waits at the most,
+MAX_WAIT_SECONDS = 5.0  # and seconds: far below the 60 after which clients and networks give up
 
 
 class Releases:
@@ -30,7 +30,7 @@ class Releases:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._timetable = core.leases.timetable
-        self._rendezvous = Rendezvous(self._timetable, most=min(MOST_LEASES * core.leases.duration, MOST_SECONDS))
+        self._rendezvous = Rendezvous(self._timetable, most=min(MAX_WAIT_LEASES * core.leases.duration, MAX_WAIT_SECONDS))
         self._aheads: dict[str, float] = {}  # of the leases whose replies are held: how far they will lie ahead of θ
         self._source = ("", 0.0)  # the lease of the last commit, and how far its snapshot lies ahead of θ
 

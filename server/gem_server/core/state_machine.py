@@ -21,18 +21,6 @@ from gem_api.schedule import Eta
 from gem_server.core import arithmetic, checks, joining
 from gem_server.core.central_variable import CentralVariable, Copy
 from gem_server.core.commits import Arrived, Commit, Step, as_floats
-from gem_server.core.facts import (
-    Admission,
-    Applied,
-    Awaited,
-    Ended,
-    EndReason,
-    Header,
-    LeadsAnswer,
-    Outcome,
-    PullDecision,
-    Registration,
-)
 from gem_server.core.gathering import Gathering
 from gem_server.core.leases import SPARE, Lease, LeaseTable
 from gem_server.core.memory_budget import Memory
@@ -43,7 +31,19 @@ from gem_server.core.records import Kind, Record, Recorder, discard_record
 from gem_server.core.shards import MAX_SHARDS, NoShard, Shard, ShardLedger, require_windows_fit
 from gem_server.core.shares import Shares
 from gem_server.core.uploads import Upload
-from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
+from gem_server.core.values import (
+    Admission,
+    Applied,
+    Awaited,
+    Ended,
+    EndReason,
+    Header,
+    LeaderRegistration,
+    Outcome,
+    PullDecision,
+    Registration,
+)
+from gem_server.rules import PiStatistics, RuleInput, Shared, UpdateRule, rule_of
 from gem_server.rules.base import require_by_element
 
 MAX_COUNTED_NAMES = 10_000  # workers whose steps are counted; without a limit, new names would fill the memory
@@ -66,7 +66,7 @@ class Core:
         part: Which part of θ this server holds.
 
     Attributes:
-        run_id: The run's id. A server that does not lead takes it from the lead, until θ has a value.
+        run_id: The run's id. A server that does not lead takes it from the leader, until θ has a value.
         shares: Which share of a whole batch each worker's gradients should have, and what a commit counts.
         rounds: Rounds so far: each commit counts its weight divided by n, the commits of a round.
         steps_done: Applied commits by worker name, for the 10,000 names that committed last, the latest at the end. A worker
@@ -144,10 +144,10 @@ class Core:
 
     def register(
         self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "", choice: Choice = None,
-        lead: LeadsAnswer | None = None,
+        leader: LeaderRegistration | None = None,
     ) -> Registration:  # fmt: skip
         """Opens a lease. On a server that does not lead, this may be repeated. See `joining.register`."""
-        return joining.register(self, worker, layout, now, overlap, owner, choice, lead)
+        return joining.register(self, worker, layout, now, overlap, owner, choice, leader)
 
     def reopen(self, lease_id: str, worker: str, overlap: bool, owner: str, now: float) -> None:
         """Opens a lease that a log records. Raises Overloaded if there is no memory for it."""
@@ -174,7 +174,7 @@ class Core:
             self.ledger.number_anew(shard_ids)
 
     def renew(self, lease_id: str, now: float, waiting: bool = False) -> Lease:
-        return (self.leases.at_work if waiting else self.leases.renew)(lease_id, now)
+        return (self.leases.renew_training if waiting else self.leases.renew)(lease_id, now)
 
     def leave(self, lease_id: str, reason: EndReason = EndReason.LEFT) -> Ended:
         return self.end_lease(self.leases.get(lease_id), reason)
@@ -215,7 +215,7 @@ class Core:
 
     def require_initializer(self, lease_id: str, now: float) -> Lease:
         """Returns the lease of the worker that may give θ its first value. Raises InvalidRequest if that is another worker."""
-        lease = self.leases.at_work(lease_id, now)
+        lease = self.leases.renew_training(lease_id, now)
         if self.central.initialized or self.central.initializer != lease_id:
             raise InvalidRequest("this worker was not asked to initialise the model: pull the parameters instead")
         return lease
@@ -228,7 +228,7 @@ class Core:
     # -- reading θ
 
     def pull_decision(self, lease_id: str, now: float) -> PullDecision:
-        self.leases.at_work(lease_id, now)
+        self.leases.renew_training(lease_id, now)
         if self.central.initialized:
             self.shares.begin(lease_id, now)
             return PullDecision.READY
@@ -284,7 +284,7 @@ class Core:
                 older than the worker knows it.
             NotInitialized: θ has no value yet.
         """
-        lease = self.leases.at_work(header.lease_id, now)
+        lease = self.leases.renew_training(header.lease_id, now)
         self.central.require_initialized()
         checks.require_layout(self.central.layout, header.fingerprint)
         if (repeat := checks.repeated(lease, header.sequence)) is not None:
@@ -318,7 +318,7 @@ class Core:
             LeaseEnded: The lease has ended since.
             NormOutOfBounds: The norm exceeds the bound.
         """
-        self.leases.at_work(lease.lease_id, now, committed=True)
+        self.leases.renew_training(lease.lease_id, now, committed=True)
         if norm is not None:
             self.norms.judge(norm)
         self.quarantine.accepted(lease.worker)
@@ -359,7 +359,7 @@ class Core:
         run = partial(self._run, commit, rule_input, accepted) if failure is None else partial(arithmetic.fail, failure)
         return Step(commit, rule_input, accepted, run)
 
-    def _run(self, commit: Commit, rule_input: RuleInput, accepted: bool) -> PiFacts | None:
+    def _run(self, commit: Commit, rule_input: RuleInput, accepted: bool) -> PiStatistics | None:
         commit.lease.about_to_change()
         with self._undone_if_rule_raises(commit.lease):
             return arithmetic.move(self.rule, self.central, commit, rule_input, accepted)
@@ -371,7 +371,7 @@ class Core:
         """Call this if the rule raised: the commit leaves the queue, and its sequence may be sent again."""
         commit.lease.queued = None
 
-    def finish(self, step: Step, pi: PiFacts | None, now: float) -> Applied:
+    def finish(self, step: Step, pi: PiStatistics | None, now: float) -> Applied:
         """Call this once the commit's arithmetic is done: makes the commit part of the run."""
         commit, rule_input, accepted, _ = step
         lease, header, weight, central = commit.lease, commit.header, commit.weight, self.central
@@ -385,7 +385,7 @@ class Core:
         lease.progress = central.progress
         lease.sequence, lease.queued, lease.restored = header.sequence, None, False
         lease.expires_at = now + self.leases.duration
-        lease.last_applied = arithmetic.facts(self.rule, step, pi, version)
+        lease.last_applied = arithmetic.applied_commit(self.rule, step, pi, version)
         self.outcomes[Outcome.APPLIED if accepted else Outcome.DISCARDED] += 1
         self._count_step(lease.worker)
         self.samples_committed += header.samples * accepted
@@ -412,7 +412,7 @@ class Core:
         Raises:
             InvalidRequest: It holds too many shards, or its training set is not the run's. Nothing changes then.
         """
-        lease = self.leases.at_work(lease_id, now)
+        lease = self.leases.renew_training(lease_id, now)
         if self.awaited(now):
             return NoShard(complete=False)
         kept = self.ledger.held_of(lease_id, holding)
@@ -435,7 +435,7 @@ class Core:
 
     def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:
         """Marks a shard as completed. Returns False if this lease does not hold it."""
-        self.leases.at_work(lease_id, now)
+        self.leases.renew_training(lease_id, now)
         accepted = self.ledger.complete(lease_id, shard_id)
         if accepted:
             self.record(Record(Kind.COMPLETED, {"lease": lease_id, "shard": shard_id}))

@@ -67,8 +67,8 @@ class Checkpointer:
         progress: Records the last checkpoint, and counts those that failed.
         clock: Monotonic seconds.
         logger: The server's logger.
-        before: Called before each one is written, in the thread that writes it.
-        notified: Called after each one is written.
+        before_write: Called before each one is written, in the thread that writes it.
+        after_write: Called after each one is written.
         journal: The write-ahead log that continues where a checkpoint ends; None if there is none.
         log_limit: Bytes of log after which a checkpoint is written, so that older parts of the log can be removed.
         storage: The file operations.
@@ -82,8 +82,8 @@ class Checkpointer:
     progress: Progress
     clock: Callable[[], float]
     logger: Logger
-    before: Callable[[], None] = lambda: None
-    notified: Callable[[], None] = lambda: None
+    before_write: Callable[[], None] = lambda: None
+    after_write: Callable[[], None] = lambda: None
     journal: Journal | None = None
     log_limit: int = 0
     storage: Storage | None = None
@@ -204,7 +204,7 @@ class Checkpointer:
     def _save(self, captured: Capture, make_room: bool = False) -> Written:
         directory = self.directory
         assert directory is not None
-        self.before()
+        self.before_write()
         try:
             path = save(directory, captured, self.keep, self.storage, self.logger, make_room)
             return Written(captured.state.version, path, _sha256(path))
@@ -216,7 +216,7 @@ class Checkpointer:
 
     def _note(self, written: Written) -> Written:
         self.progress.checkpointed(written.version, self.clock())
-        self.notified()
+        self.after_write()
         self.logger.info("checkpoint written", version=written.version, path=str(written.path))
         return written
 

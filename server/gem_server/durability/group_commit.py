@@ -107,13 +107,13 @@ class GroupCommit:
         self._closed = False
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
-        self._said_at = -math.inf
+        self._stall_logged_at = -math.inf
         self._threads = [new_thread(f"log-{n}", self._work, self._fail) for n in range(THREADS)]
 
     def base_checkpoint_written(self) -> None:
         """Call this when a checkpoint is complete: the log may now be written, as it follows that checkpoint."""
         if not self._order.based:
-            self._well()  # the first checkpoint could not be written
+            self._report_recovery()  # the first checkpoint could not be written
         _resolve(self._order.base_written())
         self._changed.notify_all()
 
@@ -123,7 +123,7 @@ class GroupCommit:
             await self._checkpoint()
         except CheckpointFailed as error:
             why = f"can't write the run's first checkpoint ({error}): commits wait until it is written"
-            self._refuse(why, 0, self._file.free())
+            self._stall_commits(why, 0, self._file.free())
             self.require_writable()
 
     @property
@@ -227,7 +227,7 @@ class GroupCommit:
             self._changed.wait_for(lambda: self._order.is_next(group) or self._closed)
             if not self._order.is_next(group):
                 return
-            self._well()
+            self._report_recovery()
             released = self._order.acknowledge(group)
             self._flushed(self._clock() - began)
             _resolve(released)
@@ -240,25 +240,25 @@ class GroupCommit:
         why = f"too little room on the disk of the server's log{cause}: free space there, commits wait until then"
         needed, free = error.nbytes if isinstance(error, NoRoom) else 0, self._file.free()
         with self._changed:
-            self._refuse(why, needed, free)
+            self._stall_commits(why, needed, free)
             self._loop.wake()
             self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
 
-    def _refuse(self, why: str, needed: int, free: int) -> None:
+    def _stall_commits(self, why: str, needed: int, free: int) -> None:
         now, stall = self._clock(), self.journal.stall
         self.journal.stall = stall = Stall(why, stall.since if stall else now, needed, free)
-        if now - self._said_at >= REMIND_SECONDS:
-            self._said_at = now
+        if now - self._stall_logged_at >= REMIND_SECONDS:
+            self._stall_logged_at = now
             self._logger.error(
                 "no commit is acknowledged until there is room on the disk", why=why, seconds=round(now - stall.since),
                 needed_mib=needed >> 20 or "unknown", free_mib=free >> 20,
             )  # fmt: skip
         _resolve(self._order.dismiss(), Overloaded(why))
 
-    def _well(self) -> None:
+    def _report_recovery(self) -> None:
         if self.journal.stall is not None:
             self._logger.info("the disk has room again: commits are acknowledged")
-            self._said_at = -math.inf
+            self._stall_logged_at = -math.inf
 
 
 def _resolve(waiters: Iterable[asyncio.Future[None]], error: Overloaded | None = None) -> None:

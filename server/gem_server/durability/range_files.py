@@ -16,16 +16,16 @@ from gem_api.process.files import lock
 from gem_api.ranges import Range, most_apart
 from safetensors import SafetensorError, safe_open
 
-from gem_server.core.facts import Outcome
 from gem_server.core.records import Kind
+from gem_server.core.values import Outcome
 from gem_server.durability import checkpoint
 from gem_server.durability.recovery import log_directory
 from gem_server.durability.replay import Log
 from gem_server.durability.segment import DamagedLog
 from gem_server.durability.state import State
 
-Tell = Callable[[str], object]
-_OF_THE_RUN = (Kind.COMMITTED, Kind.DEALT, Kind.COMPLETED)
+Say = Callable[[str], object]
+_RUN_RECORDS = (Kind.COMMITTED, Kind.DEALT, Kind.COMPLETED)
 
 
 class BadRanges(ValueError):
@@ -96,7 +96,7 @@ def require_end(files: RangeFiles) -> None:
         return
     log = Log(log_directory(files.path.parent), files.state.log, files.state.run_id)
     try:
-        goes_on = any(entry.record.kind in _OF_THE_RUN for entry in log.entries())
+        goes_on = any(entry.record.kind in _RUN_RECORDS for entry in log.entries())
     except DamagedLog as error:
         raise BadRanges(f"can't tell whether {files.path} is the end of its run: {error}") from None
     if goes_on:
@@ -109,8 +109,8 @@ def require_end(files: RangeFiles) -> None:
 # -- reading
 
 
-def read(paths: Sequence[Path], tell: Tell) -> list[RangeFiles]:
-    """Reads and checks the checkpoints of all ranges; returns them in order. `tell` is called with a line for each.
+def read(paths: Sequence[Path], say: Say) -> list[RangeFiles]:
+    """Reads and checks the checkpoints of all ranges; returns them in order. `say` is called with a line for each.
 
     Raises:
         BadRanges: One is damaged, or they are not the ranges of one run.
@@ -118,7 +118,7 @@ def read(paths: Sequence[Path], tell: Tell) -> list[RangeFiles]:
     found = []
     for path in paths:
         size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        tell(f"checking {path} ({size / 1e6:,.1f} MB)")
+        say(f"checking {path} ({size / 1e6:,.1f} MB)")
         try:
             state = checkpoint.read_state(path)
             found.append(RangeFiles(path, state, state.whole_layout.part(state.part)))
@@ -164,15 +164,15 @@ def _require_one_run(found: Sequence[RangeFiles]) -> None:
 
 
 def _require_none_older(found: Sequence[RangeFiles]) -> None:
-    """Raises BadRanges if a range of a backup taken in mid-training is older than the lead, by more than workers can cause. It
-    would lack what the lead counts as done. Drained servers have applied all that they will."""
-    lead = found[0]
+    """Raises BadRanges if a range of a backup taken in mid-training is older than the leader, by more than workers can cause.
+    It would lack what the leader counts as done. Drained servers have applied all that they will."""
+    leader = found[0]
     for files in found[1:]:
-        behind = lead.state.version - files.state.version
-        drained = lead.state.last and files.state.last
-        if behind > _most_apart(lead.state, files.state) and not drained:
+        behind = leader.state.version - files.state.version
+        drained = leader.state.last and files.state.last
+        if behind > _most_apart(leader.state, files.state) and not drained:
             raise BadRanges(
-                f"{files.path} is {behind} versions older than {lead.path}, and lacks what that counts as done: take the "
+                f"{files.path} is {behind} versions older than {leader.path}, and lacks what that counts as done: take the "
                 "checkpoints of one `gem-ctl checkpoint`, or copy those of range 0 before the others"
             )
 

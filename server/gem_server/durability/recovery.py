@@ -136,7 +136,7 @@ def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None)
     if journal is None:
         return checkpoint.capture(core, scratch=scratch)
     position = journal.cut()
-    journal.run_id = core.run_id  # which a server that does not lead gets from the lead
+    journal.run_id = core.run_id  # which a server that does not lead gets from the leader
     core.record_to(journal.append)
     return checkpoint.capture(core, position, scratch)
 

@@ -12,11 +12,11 @@ from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.wire import wire_format
 
-from gem_server.core.facts import EndReason, Header
 from gem_server.core.records import Kind, Record
 from gem_server.core.releases import release
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
+from gem_server.core.values import EndReason, Header
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.segment import DamagedLog, Entry, Segment, name, serials
 

@@ -20,15 +20,15 @@ from gem_api.formats import CHECKPOINT_FORMAT
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import Range
 
-from gem_server.core.facts import EndReason
 from gem_server.core.memory_budget import FLOAT_BYTES
 from gem_server.core.shards import LedgerState, ShardLedger
+from gem_server.core.values import EndReason
 from gem_server.durability.checkpoint import Tensors, write_files
 from gem_server.durability.range_files import (
     BadRanges,
     Joined,
     RangeFiles,
-    Tell,
+    Say,
     find,
     joined_buffers,
     joined_theta,
@@ -56,7 +56,7 @@ class Resharding:
     count: int
 
     @property
-    def lead(self) -> State:
+    def leader(self) -> State:
         """The state of range 0."""
         return self.found[0].state
 
@@ -73,7 +73,7 @@ class Resharding:
     @property
     def shards(self) -> int:
         """The number of shards that workers held, and that are dealt again."""
-        return len(self.lead.ledger.held)
+        return len(self.leader.ledger.held)
 
     @property
     def versions(self) -> list[int]:
@@ -86,7 +86,7 @@ class Resharding:
         try:
             for index in range(self.count):
                 self.layout.part(Range(index, self.count))
-            settings = self.lead.hyperparameters
+            settings = self.leader.hyperparameters
             if self.count > 1 and settings.rule in RULES:  # a user's own is not loaded here: the server checks it
                 require_by_element(rule_of(settings))
         except (InvalidRequest, ValueError) as error:
@@ -94,10 +94,10 @@ class Resharding:
 
     def state(self, part: Range) -> State:
         """The state of a new range."""
-        ended = {**self.lead.ended, EndReason.ROLLED_BACK: self.lead.ended.get(EndReason.ROLLED_BACK, 0) + self.leases}
+        ended = {**self.leader.ended, EndReason.ROLLED_BACK: self.leader.ended.get(EndReason.ROLLED_BACK, 0) + self.leases}
         as_before = self.count == len(self.found)  # the norms of other ranges say nothing about those of this one
         return replace(
-            self.lead,
+            self.leader,
             format=CHECKPOINT_FORMAT,
             server_version=__version__,
             leases=[],
@@ -111,16 +111,16 @@ class Resharding:
 
     def _ledger(self, part: Range) -> LedgerState:
         """The ledger with all shards returned, if the range leads; else an empty one."""
-        ledger = ShardLedger(self.lead.hyperparameters)
+        ledger = ShardLedger(self.leader.hyperparameters)
         if part.leads:
-            ledger.restore(self.lead.ledger)
-            for lease_id in {held[0]: None for held in self.lead.ledger.held}:
+            ledger.restore(self.leader.ledger)
+            for lease_id in {held[0]: None for held in self.leader.ledger.held}:
                 ledger.release(lease_id)
         return ledger.state()
 
 
-def load(source: Path, count: int, tell: Tell = lambda line: None) -> Resharding:
-    """Finds, reads and checks the checkpoints that are to be cut into `count` ranges. `tell` is called with a line for each.
+def load(source: Path, count: int, say: Say = lambda line: None) -> Resharding:
+    """Finds, reads and checks the checkpoints that are to be cut into `count` ranges. `say` is called with a line for each.
 
     Args:
         source: As for `range_files.find`.
@@ -129,7 +129,7 @@ def load(source: Path, count: int, tell: Tell = lambda line: None) -> Resharding
         BadRanges: It can't be done; the message says why.
         OSError: A file can't be read.
     """
-    resharding = Resharding(read(find(source), tell), count)
+    resharding = Resharding(read(find(source), say), count)
     if not (source / STATE).is_file():
         for files in resharding.found:
             require_end(files)

@@ -40,19 +40,19 @@ def main(source: Path, out: Path, count: int) -> None:
       gem-ctl reshard /data/restored /data/new --ranges 2
     """
 
-    def tell(line: str) -> None:
+    def say(line: str) -> None:
         click.echo(printable(line), err=True)
 
     try:
         reshard.require_new(out)
         reshard.require_outside(source, out)
-        resharding = reshard.load(source, count, tell)
+        resharding = reshard.load(source, count, say)
         _tell_changes(resharding)
         with click.progressbar(length=reshard.nbytes(resharding), label="writing", file=sys.stderr) as bar:
             reshard.write(resharding, out, bar.update)
     except (BadRanges, OSError) as error:
         raise click.ClickException(printable(str(error))) from None
-    run, version = printable(resharding.lead.run_id), resharding.lead.version
+    run, version = printable(resharding.leader.run_id), resharding.leader.version
     parameters = resharding.layout.parameters
     servers = "one server" if count == 1 else f"{count} servers"
     click.echo(f"wrote {out}: run {run} at version {version}, {parameters} parameters for {servers}")
@@ -65,9 +65,11 @@ def main(source: Path, out: Path, count: int) -> None:
 
 def _tell_changes(resharding: reshard.Resharding) -> None:
     """Says on standard error what does not go on as it was."""
-    versions, version = resharding.versions, resharding.lead.version
+    versions, version = resharding.versions, resharding.leader.version
     if len(set(versions)) > 1:
-        click.echo(f"the ranges are at versions {', '.join(map(str, versions))}: all go on at {version}, the lead's", err=True)
+        click.echo(
+            f"the ranges are at versions {', '.join(map(str, versions))}: all go on at {version}, the leader's", err=True
+        )
     if resharding.leases:
         shards = f", and {resharding.shards} shards are dealt again" if resharding.shards else ""
         click.echo(f"{resharding.leases} workers must register anew{shards}", err=True)

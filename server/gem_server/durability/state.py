@@ -17,11 +17,11 @@ from gem_api.ranges import Range
 from gem_api.schedule import Eta
 from gem_api.schema import COUNT, REAL, Big, Codec, codec, require
 
-from gem_server.core.facts import Applied, EndReason, Outcome
 from gem_server.core.leases import Lease
 from gem_server.core.shards import LedgerState
+from gem_server.core.values import Applied, EndReason, Outcome
 from gem_server.durability.journal import LogPosition
-from gem_server.rules import PiFacts
+from gem_server.rules import PiStatistics
 from gem_server.rules.base import Buffers
 
 
@@ -107,7 +107,7 @@ class State:
 def encoded(value: Any) -> dict[str, Any]:
     """A part of a state as JSON values, for json's `default`. Of π's histogram it has what a repeated answer shows: the first
     bin, the last, and the sum of those between. With the whole, the state of 1,000 workers would have 5 MB."""
-    if not isinstance(value, PiFacts):
+    if not isinstance(value, PiStatistics):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     counts, edges = value.counts, value.edges
     return {
@@ -120,16 +120,16 @@ def encoded(value: Any) -> dict[str, Any]:
     }
 
 
-def _pi_facts(pi: dict[str, Any]) -> PiFacts:
+def _pi_statistics(pi: dict[str, Any]) -> PiStatistics:
     with np.errstate(over="ignore"):  # of figures that are no float32: they are shown, and nothing rests on them
         arrays = {name: np.array(pi[name], np.float32) for name in ("edges", "tensor_medians")}
-    return PiFacts(**{**pi, **arrays, "counts": np.array(pi["counts"], np.int64)})
+    return PiStatistics(**{**pi, **arrays, "counts": np.array(pi["counts"], np.int64)})
 
 
 _PI = {
     "counts": [COUNT], "edges": [REAL], "median": REAL, "tensor_medians": [REAL], "proxy_energy": REAL, "central_energy": REAL,
 }  # fmt: skip
-_KNOWN = {PiFacts: Codec(_PI, _pi_facts), Hyperparameters: Codec(dict, lambda values: Hyperparameters(**values))}
+_KNOWN = {PiStatistics: Codec(_PI, _pi_statistics), Hyperparameters: Codec(dict, lambda values: Hyperparameters(**values))}
 _CODEC = codec(State, _KNOWN)
 _SCHEMA = _CODEC.schema | {"files": SUMS, "sha256": str}
 

@@ -14,16 +14,16 @@ from typing import Any, Protocol, TypeVar
 from gem_api.errors import GemError
 from gem_api.layout import Vector
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import FLOAT32, Format, ThetaFormat, whole
+from gem_api.wire import FLOAT32, Format, ThetaFormat, as_theta_format
 
 from gem_server.commit_times import CommitTimes
 from gem_server.core.central_variable import Check, require_finite
 from gem_server.core.commits import Arrived, as_floats
-from gem_server.core.facts import Admission
 from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
+from gem_server.core.values import Admission
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, PeerLeft
 from gem_server.intake.intake import Intake
@@ -40,7 +40,7 @@ class Carrier(Protocol):
         """The wire formats of a commit's gradient and of θ, for P parameters. Raises InvalidRequest, or IncompleteTransfer if
         the size of what follows is known, and is another."""
 
-    def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Awaitable[None]:
+    def receive(self, format_: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Awaitable[None]:
         """Fills `into` (float32, shape (P,)) with the gradient, and checks each part while it is in the cache. Appends its
         bytes as they arrived to `kept`, if given. Raises IncompleteTransfer or NonFiniteGradient."""
 
@@ -50,7 +50,7 @@ class Carrier(Protocol):
     def wait(self, future: Future[Any]) -> Awaitable[Any]:
         """Waits until a future is done, without cancelling it. Raises what the future raises."""
 
-    def send(self, result: pb.CommitResult, theta: Vector, form: ThetaFormat) -> Awaitable[None]:
+    def send(self, result: pb.CommitResult, theta: Vector, format_: ThetaFormat) -> Awaitable[None]:
         """Sends a commit's result and θ (float32, shape (P,)), which must not change meanwhile."""
 
 
@@ -136,7 +136,7 @@ class CommitExchange:
     async def _fill(self, lease: Lease, gradient: Format, upload: Upload) -> tuple[Arrived, GradientNorm | None]:
         """Fills an upload with the gradient. Returns it as the log gets it, and its norm if norms have a bound."""
         core, uploads = self._core, self._intake.uploads
-        limit, count = core.rule.largest, uploads.nearly(upload, upload.gradient.nbytes)
+        limit, count = core.rule.largest, uploads.count_bytes(upload, upload.gradient.nbytes)
         norm = GradientNorm() if core.norms.bounded else None
 
         def check(piece: Vector) -> None:
@@ -201,15 +201,15 @@ class CommitExchange:
         applied = intake.apply_loop.applied(lease, self._header.sequence)
         share = core.leases.timetable.share(lease.lease_id) if core.part.leads else 0.0
         result = messages.commit_result(applied, lease.base_version, lease.progress, share)
-        form = theta_format(core, lease, self._message, theta)
-        result.theta_dtype = form.dtype
+        format_ = theta_format(core, lease, self._message, theta)
+        result.theta_dtype = format_.dtype
         times.ready = intake.clock()
         turn = await self._turn(
-            intake.replies, intake.replies.begin(lease.lease_id, form.nbytes(core.central.size), call.nearby)
+            intake.replies, intake.replies.begin(lease.lease_id, format_.nbytes(core.central.size), call.nearby)
         )
         try:
             times.send_began = intake.clock()
-            await self._carrier.send(result, core.reply(lease), form)
+            await self._carrier.send(result, core.reply(lease), format_)
             times.sent = intake.clock()
         finally:
             intake.replies.end(turn)
@@ -231,8 +231,8 @@ def theta_format(core: Core, lease: Lease, message: pb.CommitHeader, asked: Form
     holds, if both know that; else θ is whole."""
     if isinstance(asked, ThetaFormat):
         return asked
-    held, base = lease.held, message.theta_base
+    held, base = lease.worker_theta, message.theta_base
     is_difference = held is not None and held.sequence == base and base > 0
     if not is_difference:
-        held = core.memory.new_held_theta(lease)
-    return held.form(message.sequence, is_difference) if held is not None else whole(asked)
+        held = core.memory.new_worker_theta(lease)
+    return held.next_format(message.sequence, is_difference) if held is not None else as_theta_format(asked)

@@ -15,9 +15,9 @@ from gem_api.v1 import training_pb2 as pb
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.commit_times import CommitTimes
-from gem_server.core.facts import Ended, Header, Outcome
 from gem_server.core.quarantine import lift_command
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Ended, Header, Outcome
 from gem_server.durability.group_commit import Durability
 from gem_server.held_replies import HeldReplies
 from gem_server.intake.calls import Call, Calls
@@ -71,7 +71,7 @@ class Intake:
         """The replies that wait for other workers' commits."""
         return self.apply_loop.held
 
-    def pass_over(self) -> None:
+    def end_slow_turns(self) -> None:
         """Ends the turns of slow clients, and the upload of one if another waits for its memory. Call it often."""
         now, waited = self.clock(), self.uploads.longest_wait
         if waited >= SHORT_SECONDS and now - self._said_short >= REMIND_SECONDS:
@@ -80,8 +80,8 @@ class Intake:
                 "gradients wait for memory: raise memory_limit, or see which workers are slow",
                 waiting=self.uploads.waiting_for_memory, seconds=round(waited, 1), limit=self.core.memory.limit,
             )  # fmt: skip
-        self.uploads.pass_over()
-        self.replies.pass_over()
+        self.uploads.end_slow_turns()
+        self.replies.end_slow_turns()
         lease_id = self.uploads.to_end()
         if lease_id is not None:
             self.logger.warning(

@@ -14,12 +14,12 @@ from gem_api.layout import Layout
 from gem_api.update_kind import KINDS, kind_of
 from gem_api.v1 import training_pb2 as pb
 
-from gem_server.core.facts import Applied, Header, LeadsAnswer, Registration
 from gem_server.core.shards import Shard
 from gem_server.core.shuffle import Indices
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Applied, Header, LeaderRegistration, Registration
 from gem_server.durability.journal import Stall
-from gem_server.rules import PiFacts
+from gem_server.rules import PiStatistics
 from gem_server.telemetry.progress import Evaluation
 
 _PIECE = 1 << 14  # samples that protobuf converts at a time, in about 2 ms
@@ -55,7 +55,7 @@ def commit_result(applied: Applied, base_version: int, progress: float = 0.0, sh
     )
 
 
-def _pi_summary(pi: PiFacts) -> pb.PiSummary:
+def _pi_summary(pi: PiStatistics) -> pb.PiSummary:
     return pb.PiSummary(
         median=pi.median,
         zero_ratio=pi.zero_ratio,
@@ -65,16 +65,16 @@ def _pi_summary(pi: PiFacts) -> pb.PiSummary:
     )
 
 
-def leads_answer(message: pb.LeadsAnswer) -> LeadsAnswer:
+def leader_registration(message: pb.LeadsAnswer) -> LeaderRegistration:
     """Raises InvalidRequest if the message is invalid."""
     if not re.fullmatch("[0-9a-f]{16,64}", message.lease_id):
-        raise InvalidRequest(f"the lead's lease id has 16 to 64 characters of 0-9 and a-f, not {message.lease_id[:70]!r}")
+        raise InvalidRequest(f"the leader's lease id has 16 to 64 characters of 0-9 and a-f, not {message.lease_id[:70]!r}")
     if not re.fullmatch("[!-~]{8}", message.run_id):  # as many as a log's segment holds
-        raise InvalidRequest(f"the lead's run id has 8 printable characters, not {message.run_id[:70]!r}")
+        raise InvalidRequest(f"the leader's run id has 8 printable characters, not {message.run_id[:70]!r}")
     try:
-        return LeadsAnswer(message.lease_id, message.run_id, Hyperparameters.from_message(message.hyperparameters))
+        return LeaderRegistration(message.lease_id, message.run_id, Hyperparameters.from_message(message.hyperparameters))
     except ValueError as error:
-        raise InvalidRequest(f"the lead's hyper-parameters are invalid: {error}") from None
+        raise InvalidRequest(f"the leader's hyper-parameters are invalid: {error}") from None
 
 
 def registration(registration: Registration, core: Core, peers: Sequence[str] = ()) -> pb.RegisterWorkerResponse:

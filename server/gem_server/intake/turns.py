@@ -60,8 +60,8 @@ class Turns(Generic[T]):
     """The turns of one direction. Its methods are called under the event loop's lock.
 
     Args:
-        give: Returns what a transfer needs, an object of its own, or None if it has to wait for that. May raise Overloaded.
-        take_back: Takes it back from a transfer that nobody begins.
+        acquire: Returns what a transfer needs, an object of its own, or None if it has to wait for that. May raise Overloaded.
+        release: Takes it back from a transfer that nobody begins.
         loop: Makes the futures that calls wait for.
         clock: Returns monotonic seconds.
         workers: Returns how many there are. At most half of them have a turn, so that the others use the other direction.
@@ -71,16 +71,16 @@ class Turns(Generic[T]):
 
     def __init__(
         self,
-        give: Callable[[Turn], T | None],
-        take_back: Callable[[T], None],
+        acquire: Callable[[Turn], T | None],
+        release: Callable[[T], None],
         loop: AbstractEventLoop,
         clock: Callable[[], float],
         workers: Callable[[], int],
         hurry: Callable[[], None] = lambda: None,
         small: int = SMALL,
     ) -> None:
-        self._give = give
-        self._take_back = take_back
+        self._acquire = acquire
+        self._release = release
         self._loop = loop
         self._clock = clock
         self._workers = workers
@@ -99,8 +99,8 @@ class Turns(Generic[T]):
         slow, now = client in self._slow, self._clock()
         alone = nbytes > self._small and not nearby and not slow
         turn = Turn(client, nbytes, alone, now, self._places.pop(client, now), slow)
-        if not self._waiting and (given := self._give_to(turn)) is not None:
-            return given
+        if not self._waiting and (slot := self._acquire_for(turn)) is not None:
+            return slot
         due: Future[T] = self._loop.create_future()
         insort(self._waiting, (due, turn), key=lambda waiting: waiting[1].place)
         self.serve()
@@ -115,14 +115,14 @@ class Turns(Generic[T]):
             due.cancel()
             self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not due)
         elif not due.cancelled() and due.exception() is None:
-            self._take_back(due.result())
+            self._release(due.result())
             self._turns.pop(due.result(), None)
             self.serve()
 
-    def nearly(self, given: T, nbytes: int) -> Callable[[int], None]:
+    def count_bytes(self, slot: T, nbytes: int) -> Callable[[int], None]:
         """What to call with the bytes of each piece of a transfer of `nbytes`, from any thread. Ends the turn a little before
         the end: the next client's bytes are under way for half a round trip."""
-        left, turn = nbytes - min(AHEAD, nbytes // 4), self._turns.get(given)
+        left, turn = nbytes - min(AHEAD, nbytes // 4), self._turns.get(slot)
         if turn is None or not turn.alone:
             return lambda size: None
 
@@ -130,16 +130,16 @@ class Turns(Generic[T]):
             nonlocal left
             before, left = left, left - size
             if before > 0 >= left:
-                self._loop.call_soon_threadsafe(self._end_turn, given)
+                self._loop.call_soon_threadsafe(self._end_turn, slot)
 
         return count
 
-    def end(self, given: T) -> None:
+    def end(self, slot: T) -> None:
         """Ends a turn, if it has not ended."""
-        self._end_turn(given)
+        self._end_turn(slot)
 
-    def _end_turn(self, given: T) -> None:
-        turn = self._turns.pop(given, None)
+    def _end_turn(self, slot: T) -> None:
+        turn = self._turns.pop(slot, None)
         if turn is None:
             return
         took = self._clock() - turn.began
@@ -152,7 +152,7 @@ class Turns(Generic[T]):
             self._slow.add(turn.client)
         self.serve()
 
-    def pass_over(self) -> None:
+    def end_slow_turns(self) -> None:
         """Ends the turns of slow clients while others wait, and any turn if one waits for too long. Call it often."""
         if not self._waiting:
             return
@@ -171,39 +171,39 @@ class Turns(Generic[T]):
                 turn.client = ""
 
     def serve(self) -> None:
-        """Begins the transfers whose turn it is. Call it when `give` may have something again. Slow ones that have to wait hold
-        up no others, nor do others hold up them."""
+        """Begins the transfers whose turn it is. Call it when `acquire` may have something again. Slow ones that have to wait
+        hold up no others, nor do others hold up them."""
         stuck: set[bool] = set()
         for waiting in tuple(self._waiting):
             due, turn = waiting
             if turn.slow in stuck:
                 continue
             try:
-                given = self._give_to(turn)
+                slot = self._acquire_for(turn)
             except Overloaded as error:
                 self._waiting.remove(waiting)
                 due.set_exception(error)
                 continue
-            if given is None:
+            if slot is None:
                 stuck.add(turn.slow)
             else:
                 self._waiting.remove(waiting)
-                due.set_result(given)
+                due.set_result(slot)
 
     def _limit(self, nbytes: int) -> float:
         """Seconds after which a transfer of `nbytes` is slow."""
         paced = nbytes > self._small and self._paces
         return PATIENCE * min(self._paces) * nbytes + GRACE if paced else FIRST
 
-    def _give_to(self, turn: Turn) -> T | None:
+    def _acquire_for(self, turn: Turn) -> T | None:
         """What a transfer needs, if it may begin; None if it has to wait."""
         have_one = sum(other.alone and not other.slow for other in self._turns.values())
         if turn.alone:
             width = self._width.at_least(max(1, IN_FLIGHT // turn.nbytes))
             if have_one >= max(1, min(width, self._workers() // 2)):
                 return None
-        given = self._give(turn)
-        if given is not None:
+        slot = self._acquire(turn)
+        if slot is not None:
             turn.began, turn.together, turn.width = self._clock(), have_one + 1, self._width.now
-            self._turns[given] = turn
-        return given
+            self._turns[slot] = turn
+        return slot

@@ -49,9 +49,9 @@ class Uploads(Turns[Upload]):
         """Seconds for which one of those has waited; 0 if none does."""
         return max((self._clock() - turn.began for _, turn in self._waiting if turn.slow in self._short), default=0.0)
 
-    def nearly(self, given: Upload, nbytes: int) -> Callable[[int], None]:
-        """As `Turns.nearly`; also notes how the gradient grows."""
-        count, arrival = super().nearly(given, nbytes), self._arriving.get(given)
+    def count_bytes(self, slot: Upload, nbytes: int) -> Callable[[int], None]:
+        """As `Turns.count_bytes`; also notes how the gradient grows."""
+        count, arrival = super().count_bytes(slot, nbytes), self._arriving.get(slot)
         if arrival is None:
             return count
 
@@ -61,20 +61,20 @@ class Uploads(Turns[Upload]):
 
         return grown
 
-    def end(self, given: Upload) -> None:
+    def end(self, slot: Upload) -> None:
         """Call this once the gradient is complete, or nothing more of it comes."""
-        arrival = self._arriving.pop(given, None)
-        super().end(given)
+        arrival = self._arriving.pop(slot, None)
+        super().end(slot)
         if arrival is not None and arrival.lease_id and self._took_long(arrival):
             self._slow.add(arrival.lease_id)
 
-    def pass_over(self) -> None:
-        """As `Turns.pass_over`. Tells clients that have waited for memory for too long to repeat their commits."""
+    def end_slow_turns(self) -> None:
+        """As `Turns.end_slow_turns`. Tells clients that have waited for memory for too long to repeat their commits."""
         now = self._clock()
         for arrival in self._arriving.values():
             if arrival.slow_since is None and self._took_long(arrival):
                 arrival.slow_since = now
-        super().pass_over()
+        super().end_slow_turns()
         for waiting in tuple(self._waiting):
             due, turn = waiting
             if turn.slow in self._short and now - turn.began > LONGEST:
@@ -132,8 +132,8 @@ class Uploads(Turns[Upload]):
             return None  # the last buffer is kept for others
         if self._free:
             return self._free.pop()
-        passed_over = sum(other.slow for other in self._turns.values())
-        return self._memory.take_upload(max(slow, passed_over) + turn.slow)
+        slow_turns = sum(other.slow for other in self._turns.values())
+        return self._memory.take_upload(max(slow, slow_turns) + turn.slow)
 
     def _took_long(self, arrival: Arrival) -> bool:
         return self._clock() - arrival.began > self._limit(arrival.nbytes)

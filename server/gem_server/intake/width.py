@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import fmean
 
-JUDGED = 3  # turns of a try, which beginnings and ends of others disturb
-REST = 32  # turns until the next try, after one that has failed
-MORE, LESS = 1.15, 0.9  # the least rate, relative to that before, for which a try of one more, or one less, is kept
+TURNS_PER_TRIAL = 3  # turns of a try, which beginnings and ends of others disturb
+TURNS_BETWEEN_TRIALS = 32  # turns until the next try, after one that has failed
+GAIN_TO_GROW = 1.15  # a trial of one more is kept from this rate on, relative to that before
+LOSS_TO_SHRINK = 0.9  # a trial of one less is kept from this rate on, relative to that before
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Width:
     now: int = 1
     least: int = 1
     _step: int = 1
-    _rested: int = REST
+    _rested: int = TURNS_BETWEEN_TRIALS
     _before: tuple[int, float] | None = None  # what there was before a try: the width, and the rate
     _rates: list[float] = field(default_factory=list)
 
@@ -48,17 +49,17 @@ class Width:
         if begun_under != self.now or together < self.now or pace <= 0:
             return
         self._rates.append(together / pace)
-        if len(self._rates) < JUDGED:
+        if len(self._rates) < TURNS_PER_TRIAL:
             return
         rate = fmean(self._rates)
         self._rates.clear()
         if self._before is not None:
             self._judge(*self._before, rate)
-        elif self._rested >= REST:
+        elif self._rested >= TURNS_BETWEEN_TRIALS:
             self._before = self.now, rate
             self.now += self._step if self.now + self._step >= self.least else 1
 
     def _judge(self, width: int, before: float, rate: float) -> None:
         self._before = None
-        if rate < before * (MORE if self.now > width else LESS):
+        if rate < before * (GAIN_TO_GROW if self.now > width else LOSS_TO_SHRINK):
             self.now, self._step, self._rested = width, -self._step, 0

@@ -15,7 +15,7 @@ from gem_api.layout import Vector
 from gem_api.region import Region
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import FLOAT32, Format, ThetaFormat, stated_theta_format, wire_format
+from gem_api.wire import FLOAT32, Format, ThetaFormat, theta_format_of, wire_format
 
 from gem_server.core.central_variable import Check
 from gem_server.event_loop import DecidingLoop, Lent
@@ -175,7 +175,7 @@ class _Lane:
                     f"the message has a payload of {payload} bytes, but the gradient is in the shared memory"
                 )
             return FLOAT32, FLOAT32
-        gradient, theta = wire_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
+        gradient, theta = wire_format(message.wire_dtype), theta_format_of(message.theta_dtype)
         if payload != gradient.nbytes(parameters):
             raise IncompleteTransfer(
                 f"the message has a payload of {payload} bytes: {parameters} parameters in {gradient.name} need "
@@ -184,10 +184,10 @@ class _Lane:
         return gradient, theta
 
     @coroutine
-    def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Waits[None]:
+    def receive(self, format_: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Waits[None]:
         with self.lent:
             if self.region is None:
-                yield from self.connection.receive(form, into, check, kept)
+                yield from self.connection.receive(format_, into, check, kept)
             else:
                 yield from take_over(self.region.gradient, into, check)
 
@@ -204,10 +204,10 @@ class _Lane:
         return future.result()
 
     @coroutine
-    def send(self, result: pb.CommitResult, theta: Vector, form: ThetaFormat) -> Waits[None]:
+    def send(self, result: pb.CommitResult, theta: Vector, format_: ThetaFormat) -> Waits[None]:
         with self.lent:
             if self.region is None:
-                yield from self.connection.send_theta(opening(Kind.RESULT, result, form.nbytes(theta.size)), theta, form)
+                yield from self.connection.send_theta(opening(Kind.RESULT, result, format_.nbytes(theta.size)), theta, format_)
             else:
                 yield from self.connection.write(opening(Kind.RESULT, result))
 

@@ -269,10 +269,10 @@ class Connection:
 
     # -- payloads
 
-    def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Waits[None]:
-        """Fills `into` (float32, shape (P,)) from a payload in the wire format `form`. Checks each piece while it is in the
+    def receive(self, format_: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Waits[None]:
+        """Fills `into` (float32, shape (P,)) from a payload in the wire format `format_`. Checks each piece while it is in the
         cache, and appends its bytes to `kept`, if given. Raises NonFiniteGradient."""
-        for piece in self._floats(into) if form is FLOAT32 else self._decoded(form, into, kept):
+        for piece in self._floats(into) if format_ is FLOAT32 else self._decoded(format_, into, kept):
             if isinstance(piece, Wait):
                 yield piece
             else:
@@ -284,10 +284,10 @@ class Connection:
             yield from self.read(view[begin : begin + _PIECE])
             yield into[begin // 4 : (begin + _PIECE) // 4]
 
-    def _decoded(self, form: Format, into: Vector, kept: list[memoryview] | None) -> Iterator[Wait | Vector]:
-        assembly: Assembly = form.assembly(into)
+    def _decoded(self, format_: Format, into: Vector, kept: list[memoryview] | None) -> Iterator[Wait | Vector]:
+        assembly: Assembly = format_.assembly(into)
         begin = 0
-        for _, room in form.packing.pieces(into.size):
+        for _, room in format_.packing.pieces(into.size):
             data = room.data if kept is None else memoryview(bytearray(room.size))
             yield from self.read(data)
             yield assembly.add(ChunkView(begin, data))
@@ -301,12 +301,12 @@ class Connection:
         while self.payload_left:
             yield from self.read(room[: self.payload_left])
 
-    def send_theta(self, start: bytes, theta: Vector, form: ThetaFormat) -> Waits[None]:
+    def send_theta(self, start: bytes, theta: Vector, format_: ThetaFormat) -> Waits[None]:
         """Sends a message that begins with `start`; its payload is θ (float32, shape (P,)), which must not change meanwhile."""
-        if form is FLOAT32:
+        if format_ is FLOAT32:
             yield from self.write(start, bytes_of(theta))
             return
-        pieces = form.pieces(theta)
+        pieces = format_.pieces(theta)
         while (piece := self._next_of(pieces)) is not None:
             yield from self.write(start, piece.data)
             start, self._between = b"", False

@@ -76,10 +76,12 @@ class Transfer:
         if self._ahead is not None or await self._read() is not None:
             raise IncompleteTransfer("got a frame after the last chunk: end the stream after it")
 
-    async def receive(self, into: Vector, check: Check, form: Format = FLOAT32, kept: list[memoryview] | None = None) -> None:
+    async def receive(
+        self, into: Vector, check: Check, format_: Format = FLOAT32, kept: list[memoryview] | None = None
+    ) -> None:
         """Fills `into` (float32, shape (P,)) from chunks. Checks each while it is in the cache, and appends its bytes to
         `kept`, if given."""
-        assembly = form.assembly(into)
+        assembly = format_.assembly(into)
         while not assembly.complete:
             chunk = await self._read_chunk()
             if chunk is None:
@@ -102,14 +104,14 @@ class Transfer:
         self._meter.sent += len(frame)
         await self._context.write(frame)
 
-    async def send(self, opening: bytes, packed: Vector, form: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
+    async def send(self, opening: bytes, packed: Vector, format_: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
         """Streams a header and θ (float32, shape (P,)) without a copy: θ must not change before this call returns.
 
         Raises DeadlineExceeded if the client takes longer than `patience` seconds, and `FRAME_SECONDS` for each frame, to read
         it: a client without a lease could otherwise keep its copy of θ in memory for ever, and other readers out.
         """
         deadline = None if patience is None else asyncio.get_running_loop().time() + patience
-        for frame in form.frames(packed, opening):
+        for frame in format_.frames(packed, opening):
             try:
                 async with asyncio.timeout_at(deadline):
                     await self.write(frame)

@@ -16,13 +16,13 @@ from gem_api.ranges import Range
 from gem_api.schedule import Schedule
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import Format, ThetaFormat, stated_theta_format, whole, wire_format
+from gem_api.wire import Format, ThetaFormat, as_theta_format, theta_format_of, wire_format
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.central_variable import Check, require_finite
-from gem_server.core.facts import Ended, PullDecision
 from gem_server.core.shards import NoShard, Shard
 from gem_server.core.state_machine import Core
+from gem_server.core.values import Ended, PullDecision
 from gem_server.durability.group_commit import Durability
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
@@ -50,10 +50,10 @@ class _Frames:
     transfer: Transfer
 
     def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, Format]:
-        return wire_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
+        return wire_format(message.wire_dtype), theta_format_of(message.theta_dtype)
 
-    async def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> None:
-        await self.transfer.receive(into, check, form, kept)
+    async def receive(self, format_: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> None:
+        await self.transfer.receive(into, check, format_, kept)
 
     async def skip(self, nbytes: int) -> None:
         await self.transfer.skip(nbytes)
@@ -61,8 +61,8 @@ class _Frames:
     async def wait(self, future: asyncio.Future[Any]) -> Any:
         return await asyncio.shield(future)
 
-    async def send(self, result: pb.CommitResult, theta: Vector, form: ThetaFormat) -> None:
-        await self.transfer.send(pb.CommitResponse(result=result).SerializeToString(), theta, form)
+    async def send(self, result: pb.CommitResult, theta: Vector, format_: ThetaFormat) -> None:
+        await self.transfer.send(pb.CommitResponse(result=result).SerializeToString(), theta, format_)
 
 
 @dataclass(eq=False)
@@ -111,9 +111,10 @@ class TrainingServicer:
     # -- reading and initialising θ
 
     async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
-        transfer, form = Transfer(call, context, pb.PullRequest, self.traffic), whole(stated_theta_format(request.theta_dtype))
+        transfer = Transfer(call, context, pb.PullRequest, self.traffic)
+        format_ = as_theta_format(theta_format_of(request.theta_dtype))
         if not request.lease_id:
-            await self._pull_without_lease(transfer, form)
+            await self._pull_without_lease(transfer, format_)
             return
         while (decision := self.core.pull_decision(request.lease_id, self.clock())) is PullDecision.WAIT:
             self.intake.require_open()
@@ -129,16 +130,16 @@ class TrainingServicer:
             version = await self.apply_loop.between_commits(lambda: self.core.plan_pull(lease))
             await self.durability.settled()
             opening = self._pull_opening(version=version, progress=lease.progress)
-            await transfer.send(opening, self.core.reply(lease), form)
+            await transfer.send(opening, self.core.reply(lease), format_)
 
-    async def _pull_without_lease(self, transfer: Transfer, form: ThetaFormat) -> None:
+    async def _pull_without_lease(self, transfer: Transfer, format_: ThetaFormat) -> None:
         self.core.central.require_initialized()
         copy = await self.apply_loop.between_commits(self.core.plan_copy)
         await self.durability.settled()
         layout = self.core.central.layout
         assert layout is not None
         opening = self._pull_opening(version=copy.version, progress=copy.progress, layout=layout.to_message(), peers=self.peers)
-        await transfer.send(opening, copy.theta, form, patience=READER_SECONDS)
+        await transfer.send(opening, copy.theta, format_, patience=READER_SECONDS)
 
     def _pull_opening(self, **fields: Any) -> bytes:
         layout = self.core.central.layout
@@ -179,11 +180,11 @@ class TrainingServicer:
         self.intake.require_recordable()
         self._require_same_frozen(request.worker_name, request.frozen_fingerprint)
         choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
-        lead = messages.leads_answer(request.lead) if request.HasField("lead") else None
+        leader = messages.leader_registration(request.lead) if request.HasField("lead") else None
         before = self.core.settings
         try:
             registration = self.core.register(
-                request.worker_name, layout, self.clock(), request.overlap, caller.owner, choice, lead
+                request.worker_name, layout, self.clock(), request.overlap, caller.owner, choice, leader
             )
         finally:
             for ended in self.core.pop_ended_leases():

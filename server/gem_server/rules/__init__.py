@@ -10,7 +10,7 @@ from gem_api.rules import RuleRow
 from gem_api.schedule import require_schedule
 
 from gem_server.rules.aeasgd import Aeasgd
-from gem_server.rules.base import ArrayRule, PiFacts, RuleInput, Shared, UpdateRule, require_waiting, require_weighing
+from gem_server.rules.base import ArrayRule, PiStatistics, RuleInput, Shared, UpdateRule, require_waiting, require_weighing
 from gem_server.rules.dana import Dana
 from gem_server.rules.dcasgd import DcAsgd
 from gem_server.rules.diloco import DiLoCo
@@ -31,7 +31,7 @@ RULES: dict[str, type[UpdateRule]] = {kind.name: kind for kind in _CLASSES}
 __all__ = [
     "RULES",
     "ArrayRule",
-    "PiFacts",
+    "PiStatistics",
     "RuleInput",
     "Shared",
     "UpdateRule",

@@ -30,7 +30,7 @@ NO_REPLY: Vector = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
-class PiFacts:
+class PiStatistics:
     """Statistics of the scaling factor π in one commit.
 
     The energies are sums over all parameters. The histogram, and what is derived from it (medians, mean, shares at the bounds),
@@ -238,7 +238,9 @@ class UpdateRule(ABC):
         return 0.0
 
     @abstractmethod
-    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts | None:
+    def apply(
+        self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput
+    ) -> PiStatistics | None:
         """Applies one commit in place.
 
         Args:
@@ -253,7 +255,7 @@ class UpdateRule(ABC):
             Facts about π, or None for a rule without one.
         """
 
-    def scale(self, rule_input: RuleInput, pi: PiFacts | None) -> float:
+    def scale(self, rule_input: RuleInput, pi: PiStatistics | None) -> float:
         """The mean factor that a commit's Δ was multiplied by, from `apply`'s input and result."""
         return 1.0 if pi is None else pi.mean
 

@@ -11,7 +11,16 @@ import numpy as np
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, require, require_momentum, require_uniform
+from gem_server.rules.base import (
+    MAX_MOVE,
+    NO_REPLY,
+    Buffers,
+    PiStatistics,
+    RuleInput,
+    require,
+    require_momentum,
+    require_uniform,
+)
 from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, match_energy
 from gem_server.rules.gradient_rule import GradientRule
@@ -149,7 +158,7 @@ class Gem(GradientRule):
     def first_pull(self, theta: Vector, buffers: Buffers) -> None:
         super().pull(theta, buffers)
 
-    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
+    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiStatistics:
         eta = self.learning_rate * rule_input.factor * rule_input.weight
         if self._by_reference:
             rule_input = replace(rule_input, eta_change=1.0)

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import Buffers, PiFacts, RuleInput, require
+from gem_server.rules.base import Buffers, PiStatistics, RuleInput, require
 from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, between, match_energy
 from gem_server.rules.gradient_rule import GradientRule
@@ -73,7 +73,7 @@ class GemAhead(GradientRule):
     def numbers(self) -> Mapping[str, float]:  # type: ignore[override]
         return _NUMBERS
 
-    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
+    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiStatistics:
         count, weight = rule_input.count, rule_input.weight
         part = self._optimizer.part(count, weight)
         age = self._aged(rule_input, part)

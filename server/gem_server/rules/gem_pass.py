@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import NO_REPLY, Buffers, PiFacts
+from gem_server.rules.base import NO_REPLY, Buffers, PiStatistics
 from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, Scalars, gem_part, join_parts
 from gem_server.rules.threads import Threads
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 def match_energy(
     threads: Threads, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, step: Step, scalars: Scalars,
     snapshot: str = "after",
-) -> PiFacts:  # fmt: skip
+) -> PiStatistics:  # fmt: skip
     """Applies one commit in place; `snapshot` is the convention. Returns the facts about π."""
     parts = threads.parts(theta.size)
     offsets, edges = layout.offsets, bin_edges(scalars.pi_max)
@@ -51,7 +51,7 @@ def match_energy(
     )  # fmt: skip
     threads.run(lambda part: gem_part(part, *arguments), parts)
     median, proxy_energy, central_energy = join_parts(offsets, edges, counts, shared, medians, energies)
-    return PiFacts(counts[0, 0, :BINS], edges, float(median), medians, proxy_energy, central_energy)
+    return PiStatistics(counts[0, 0, :BINS], edges, float(median), medians, proxy_energy, central_energy)
 
 
 def between(threads: Threads, theta: Vector, source: Vector, ratio: float, out: Vector) -> None:

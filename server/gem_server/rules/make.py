@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 _TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 _TRUTH = {"true": True, "false": False}
-_OF_RULES = frozenset(name for name, declared in DECLARATIONS.items() if declared.option == "rule" and declared.key)
+_RULE_SETTINGS = frozenset(name for name, declared in DECLARATIONS.items() if declared.option == "rule" and declared.key)
 
 
 def load(name: str) -> type[UpdateRule]:
@@ -80,7 +80,7 @@ def make(kind: type[T], options: str, settings: Mapping[str, object], what: str 
 
 def own_settings(kind: type, others: Collection[str] = DECLARATIONS.keys()) -> list[str]:
     """The settings of a rule or an optimizer itself: its fields, but for those among `others` that it shares with a run."""
-    return [field.name for field in fields(kind) if field.name not in others or field.name in _OF_RULES]
+    return [field.name for field in fields(kind) if field.name not in others or field.name in _RULE_SETTINGS]
 
 
 def _types(kind: type, names: list[str], what: str) -> dict[str, type]:

@@ -10,7 +10,7 @@ import numpy as np
 from gem_api.layout import Layout, Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import NO_REPLY, Buffers, PiFacts, RuleInput, require
+from gem_server.rules.base import NO_REPLY, Buffers, PiStatistics, RuleInput, require
 from gem_server.rules.fused import GIVEN, descend_part
 from gem_server.rules.gradient_rule import GradientRule
 
@@ -61,7 +61,7 @@ class Downpour(GradientRule):
         )  # fmt: skip
         self.threads.run(lambda part: descend_part(part, *arguments), parts)
 
-    def scale(self, rule_input: RuleInput, pi: PiFacts | None) -> float:
+    def scale(self, rule_input: RuleInput, pi: PiStatistics | None) -> float:
         return 1.0 / self.divisor(rule_input)
 
 

@@ -18,7 +18,7 @@ from gem_api.process.logs import Logger
 from gem_api.timeline import Timeline
 
 from gem_server.commit_times import CommitTimes
-from gem_server.core.facts import Applied
+from gem_server.core.values import Applied
 
 MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
 _BATCH = 1 << 12  # lines written at a time
@@ -115,7 +115,7 @@ class History:
                     )
                 self._failing = True
             else:
-                self._say_well()
+                self._report_recovery()
 
     def close(self) -> None:
         self.flush()
@@ -145,7 +145,7 @@ class History:
             raise
         self._end = at
 
-    def _say_well(self) -> None:
+    def _report_recovery(self) -> None:
         if self._failing:
             self._logger.info("the history file can be written again", path=str(self._path))
         self._failing = False

@@ -19,9 +19,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gem_server.commit_times import CommitTimes
-from gem_server.core.facts import Applied, EndReason
 from gem_server.core.state_machine import Core
-from gem_server.rules import PiFacts
+from gem_server.core.values import Applied, EndReason
+from gem_server.rules import PiStatistics
 from gem_server.telemetry.progress import Progress, Traffic
 
 _STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
@@ -249,7 +249,7 @@ class Metrics(Collector):
             yield from self._pi.collect()
             yield from self._last_pi(pi)
 
-    def _last_pi(self, pi: PiFacts) -> Iterator[Metric]:
+    def _last_pi(self, pi: PiStatistics) -> Iterator[Metric]:
         yield _gauge("gem_pi_median", "Median of the scaling factor π over all parameters, last commit.", pi.median)
         medians = GaugeMetricFamily(
             "gem_pi_tensor_median", "Median of the scaling factor π over each tensor, last commit.", labels=["tensor"]
@@ -333,14 +333,14 @@ class LabelledHistogram:
 
 
 class PiHistogram:
-    """The histogram of π over all parameters of all commits. The rule's kernel has already counted π in bins (`PiFacts`)."""
+    """The histogram of π over all parameters of all commits. The rule's kernel has counted π in bins (`PiStatistics`)."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(0, np.int64)
         self._edges = np.zeros(0, np.float32)
         self._middles = np.zeros(0, np.float64)
 
-    def add(self, pi: PiFacts) -> None:
+    def add(self, pi: PiStatistics) -> None:
         if not self._counts.size:
             self._edges, self._middles = pi.edges, pi.middles
             self._counts = np.zeros_like(pi.counts)  # last: `collect`, in another thread, expects the others to be set then

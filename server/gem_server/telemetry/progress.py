@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gem_api.timeline import Smoothed
 
 from gem_server.commit_times import CommitTimes
-from gem_server.core.facts import Applied
+from gem_server.core.values import Applied
 
 TRANSPORTS = ("memory", "tcp", "tls", "grpc")  # how a commit may come: on a lane, or over gRPC
 

@@ -21,7 +21,7 @@ from gem_api.process.options import as_environment, flags, settings_without_flag
 from gem_api.v1 import training_pb2 as pb
 
 from gem_worker.command import EXIT_DIVERGED, EXIT_WRONG_USE
-from gem_worker.launcher.tracebacks import same_failure, users_part
+from gem_worker.launcher.tracebacks import same_failure, users_frames
 
 WORKER_NICENESS = 10  # with few cores, the server must not wait for a worker that computes
 PAUSES = (0.0, 2.0, 8.0, 30.0, 60.0)  # seconds before each restart in a row of a worker
@@ -93,10 +93,10 @@ class Member(ABC):
         """The log output of the current process."""
         return self.log.read_bytes()[self.log_start :].decode(errors="replace") if self.log.exists() else ""
 
-    def last_words(self) -> str:
+    def failure_excerpt(self) -> str:
         """Why the process ended, from its log: the user's part of a traceback, else the last lines."""
         log = self.logged()
-        return users_part(log) or "\n".join(log.splitlines()[-5:])
+        return users_frames(log) or "\n".join(log.splitlines()[-5:])
 
     def _begin_log(self) -> None:
         """The output from here on is that of a new process."""
@@ -172,7 +172,7 @@ class Cluster:
     """Servers and their workers.
 
     Args:
-        servers: The servers' processes, the lead's first; empty if somebody else runs them.
+        servers: The servers' processes, the leader's first; empty if somebody else runs them.
         workers: The workers' processes.
         say: Prints a line for the user.
         resume: Whether to start the servers with --resume.
@@ -208,7 +208,7 @@ class Cluster:
         """The names of the worker processes that have ended with status 0."""
         return {worker.name for worker in self.workers if worker.status == 0}
 
-    def tend(self, healthy: bool, now: float) -> None:
+    def supervise(self, healthy: bool, now: float) -> None:
         """Restarts processes that have died: a server at once, a worker that keeps failing after longer and longer pauses.
         Gives such a worker up if the run has commits without it. Once the run is complete, no worker is started again.
 
@@ -243,7 +243,7 @@ class Cluster:
         if server.running:
             return
         if server.status == EXIT_WRONG_USE and not self.committed and not server.restarts:
-            raise WrongSettings(_refusal(server.last_words()))
+            raise WrongSettings(_refusal(server.failure_excerpt()))
         ending = _ending(server.status)
         self._count_restart(server, ending)
         self.say(f"{server.name} {ending}; restarting it")
@@ -283,7 +283,7 @@ class Cluster:
         return (None, EXIT_DIVERGED) if worker.name in self.left_early else (None, 0, EXIT_DIVERGED)
 
     def asked(self, state: pb.RunState, done: Collection[str]) -> None:
-        """Takes in the run's state, for the next `tend`. `done` is what `done` was before the server was asked."""
+        """Takes in the run's state, for the next `supervise`. `done` is what `done` was before the server was asked."""
         self.complete = state == pb.RUN_STATE_COMPLETE
         unfinished = self.ends_together and state in (pb.RUN_STATE_WAITING, pb.RUN_STATE_TRAINING)
         self.left_early = set(done) if unfinished else set()
@@ -303,7 +303,7 @@ class Cluster:
 
     def _stop_if_all_fail_alike(self, failed: Member) -> None:
         """Raises ClusterError if every worker failed alike before a commit: a bug in the task, which a restart would hide."""
-        failure = users_part(failed.logged())
+        failure = users_frames(failed.logged())
         self.failures[failed.name] = failure
         if self.committed or not failure:
             return
@@ -345,7 +345,7 @@ class Cluster:
         is_server = any(member is server for server in self.servers)
         hopeless = member.status == EXIT_WRONG_USE and (is_server or not self.committed)
         if hopeless or member.restarts >= MAX_RESTARTS:
-            raise ClusterError(f"{member.name} {ending}:\n{member.last_words()}\nfull log: {member.log}")
+            raise ClusterError(f"{member.name} {ending}:\n{member.failure_excerpt()}\nfull log: {member.log}")
         member.restarts += 1
 
 
@@ -403,6 +403,8 @@ def _ending(status: int | None) -> str:
     return f"ended with status {status}"
 
 
-def _refusal(last_words: str) -> str:
+def _refusal(failure_excerpt: str) -> str:
     """Why the server did not start: its last line of output, without the program's name."""
-    return (last_words.splitlines() or ["the server did not start"])[-1].removeprefix("gem-server: ").removeprefix("Error: ")
+    return (
+        (failure_excerpt.splitlines() or ["the server did not start"])[-1].removeprefix("gem-server: ").removeprefix("Error: ")
+    )

@@ -24,7 +24,7 @@ from gem_worker.launcher.members import Host, Place, make_cluster, places
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.options import hyperparameters_of, rule_of, with_defaults
 from gem_worker.launcher.run_folder import RunFolder
-from gem_worker.launcher.tracebacks import users_part
+from gem_worker.launcher.tracebacks import users_frames
 from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
 
 
@@ -96,7 +96,7 @@ def _run(
     """Runs the cluster to its end, with a server at each place; returns the exit status."""
     resume = options["resume"] is not None
     hyperparameters = hyperparameters_of(options)
-    lead = listening[0].address
+    leader = listening[0].address
     members = make_cluster(folder, options, hyperparameters, listening, host, resume)
     token = folder.admin_token.read_text().strip() if host.remote else None
     say(f"run {folder.path}: {_size(members, options, host)}, rule {rule_of(hyperparameters)}, task {options['task']}")
@@ -105,13 +105,13 @@ def _run(
         members.start()  # while this process has one thread: workers may be copies of it
         with _task_errors():
             device = _own_device(options, host)
-            monitor = RunMonitor(lead, members, folder, task, hyperparameters, options, device, token, report)
+            monitor = RunMonitor(leader, members, folder, task, hyperparameters, options, device, token, report)
     except BaseException as error:
         members.stop()
         if isinstance(error, TaskError):
             return _refuse(folder, error, resume, complain)
         raise
-    announcement = Announcement(folder.path, lead)
+    announcement = Announcement(folder.path, leader)
     try:
         status = _monitor(monitor, members, folder, resume, complain)
         if (misplaced := folder.misplaced) is not None:
@@ -125,10 +125,10 @@ def _run(
 
 
 def _show_places(listening: list[Place], folder: RunFolder) -> None:
-    """Prints where the servers listen, the lead first."""
-    lead, *others = listening
-    say(f"live page http://{lead.metrics}/")
-    say(f"server {lead.address}, metrics http://{lead.metrics}/metrics, logs in {folder.logs}")
+    """Prints where the servers listen, the leader first."""
+    leader, *others = listening
+    say(f"live page http://{leader.metrics}/")
+    say(f"server {leader.address}, metrics http://{leader.metrics}/metrics, logs in {folder.logs}")
     for index, place in enumerate(others, 1):
         say(f"server {place.address}, metrics http://{place.metrics}/metrics, range {index} of {len(listening)}")
 
@@ -183,7 +183,7 @@ def _task_errors() -> Iterator[None]:
     except TaskError:
         raise
     except Exception as error:
-        raise TaskError(f"the task failed before the run began:\n{users_part(traceback.format_exc())}") from error
+        raise TaskError(f"the task failed before the run began:\n{users_frames(traceback.format_exc())}") from error
 
 
 def _refuse(folder: RunFolder, error: Exception, resume: bool, complain: Callable[[str], object]) -> int:

@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 
 def places(host: str, servers: int) -> list[Place]:
-    """Free addresses for servers on this machine, the lead's first; `host` is how workers reach this machine."""
+    """Free addresses for servers on this machine, the leader's first; `host` is how workers reach this machine."""
     ports = free_ports([host] * servers + [_THIS_MACHINE] * servers)
     pairs = zip(ports[:servers], ports[servers:], strict=True)
     return [Place(f"{_bracketed(host)}:{port}", f"{_THIS_MACHINE}:{metrics}") for port, metrics in pairs]

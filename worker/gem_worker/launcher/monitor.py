@@ -19,11 +19,11 @@ from gem_ctl.run_report import write_report
 
 from gem_worker.device import devices
 from gem_worker.evaluation import Score
-from gem_worker.launcher.brought import brought, table
 from gem_worker.launcher.cluster import Cluster, ClusterError
+from gem_worker.launcher.contributions import contributions, table
 from gem_worker.launcher.run_folder import RunFolder, versions
 from gem_worker.launcher.scorer import Scorer
-from gem_worker.launcher.tracebacks import users_part
+from gem_worker.launcher.tracebacks import users_frames
 from gem_worker.tasks import Task, TaskError
 
 _POLL_SECONDS, _PRINT_SECONDS = 0.25, 2.0
@@ -34,7 +34,7 @@ class RunMonitor:
     """Polls the server of one run, prints progress, restarts dead processes and saves the results.
 
     Args:
-        address: The server's address; the lead's if there are several.
+        address: The server's address; the leader's if there are several.
         cluster: The run's processes.
         folder: Receives the results.
         task: The model and the held-out data.
@@ -82,7 +82,7 @@ class RunMonitor:
             time.sleep(_POLL_SECONDS)
             self._ask_about(self._cluster.done)
             version = self._status.version if self._status else seen
-            self._cluster.tend(healthy=seen is not None and version is not None and version > seen, now=time.monotonic())
+            self._cluster.supervise(healthy=seen is not None and version is not None and version > seen, now=time.monotonic())
             self._raise_failed_evaluation()
             self._report_evaluation()
             seen = version
@@ -127,7 +127,7 @@ class RunMonitor:
         try:
             status = self._admin.status()
         except GemError:
-            return False  # the server is starting or has died; `tend` restarts it
+            return False  # the server is starting or has died; `supervise` restarts it
         if self._status is None and self._options.get("resume"):
             self._store_changed_options()
         self._saw(status)
@@ -153,7 +153,7 @@ class RunMonitor:
         """What the task did wrong in an evaluation, with its part of the traceback; None if nothing."""
         if (failure := self._scorer.failure) is None:
             return None
-        text = str(failure) if isinstance(failure, TaskError) else users_part("".join(traceback.format_exception(failure)))
+        text = str(failure) if isinstance(failure, TaskError) else users_frames("".join(traceback.format_exception(failure)))
         return f"the evaluation of the model failed:\n{text}"
 
     def _raise_failed_evaluation(self) -> None:
@@ -253,7 +253,7 @@ class RunMonitor:
             "task": self._options["task"],
             "hyperparameters": asdict(self._hyperparameters),
             "commits_via": dict(Counter(worker.transport for worker in self._workers.values())),
-            "brought": brought(commits, self._workers, self._hyperparameters.batch_size),
+            "brought": contributions(commits, self._workers, self._hyperparameters.batch_size),
             "leases_ended": dict(status.leases_ended) if status else {},
             "run_id": status.run_id if status else None,
             "versions": versions(),

@@ -40,7 +40,7 @@ class RunFolder:
     """The paths in runs/<id>/.
 
     During the run: run.json, commits.csv, checkpoints/, logs/, server.address. With several servers, checkpoints/range-0 …,
-    logs/server-0.log …; commits.csv and server.address are the lead's. At the end also summary.json, report.html
+    logs/server-0.log …; commits.csv and server.address are the leader's. At the end also summary.json, report.html
     and model.safetensors. If workers run on other machines: tokens, worker-token and admin-token, which only this
     run's server accepts.
 

@@ -18,7 +18,7 @@ _OURS = tuple(package.__path__[0] for package in (gem_worker, gem_api, gem_clien
 _LIBRARIES = (*site.getsitepackages(), sysconfig.get_path("stdlib"), "<frozen ")
 
 
-def users_part(text: str) -> str:
+def users_frames(text: str) -> str:
     """The last traceback in `text`, from the first frame of the user's own code on; empty if `text` has no traceback.
 
     If no frame is the user's, the whole traceback: a library may have failed on its input. `text` may be a whole log.

@@ -210,7 +210,7 @@ def _tend(cluster: Cluster, admin: Admin) -> None:
         else:
             version = status.version
             cluster.asked(status.state, done)
-        cluster.tend(healthy=0 < seen < version, now=time.monotonic())
+        cluster.supervise(healthy=0 < seen < version, now=time.monotonic())
         seen = version
 
 

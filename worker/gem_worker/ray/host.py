@@ -216,8 +216,8 @@ class Actor(Member):
             if self.status is None:
                 self.signal(SIGKILL)
 
-    def last_words(self) -> str:
-        words = super().last_words()
+    def failure_excerpt(self) -> str:
+        words = super().failure_excerpt()
         if self._status == EXIT_WRONG_USE and "can't import" in words:
             words += (
                 "\nGive the nodes the task's module: --working-dir FOLDER, or runtime_env={'working_dir': FOLDER} in Python"

@@ -9,7 +9,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules import PiFacts
+from gem_server.rules import PiStatistics
 
 
 class EndReason(StrEnum):
@@ -99,7 +99,7 @@ class Applied:
     staleness: int
     loss: float | None
     samples: int
-    pi: PiFacts | None
+    pi: PiStatistics | None
     scale: float = 1.0
     discarded: bool = False
 
@@ -130,7 +130,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class LeadsAnswer:
+class LeaderRegistration:
     """A worker's registration with the server that leads, as it shows it to the server of another range.
 
     Attributes:

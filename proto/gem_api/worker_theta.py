@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gem_api.conversions import ByteArray
 
 
-class HeldTheta:
+class WorkerTheta:
     """What a worker holds of θ. The server has one for each lease, the worker one for each server.
 
     Args:
@@ -36,7 +36,7 @@ class HeldTheta:
         self.theta = np.zeros(size, np.float32)
         self.sequence = 0
 
-    def form(self, sequence: int, is_difference: bool) -> ThetaFormat:
+    def next_format(self, sequence: int, is_difference: bool) -> ThetaFormat:
         """The format of θ in the result of a commit, for sending or receiving it once. It changes what is held.
 
         Args:
@@ -49,22 +49,22 @@ class HeldTheta:
 
 
 @dataclass(frozen=True)
-class _Kept(ThetaFormat):
+class _Tracked(ThetaFormat):
     """A format that keeps what it sends or receives."""
 
-    held: HeldTheta
+    worker_theta: WorkerTheta
     sequence: int
 
     def assembly(self, into: Vector) -> Assembly:
-        self.held.sequence = 0
+        self.worker_theta.sequence = 0
         end = 0
 
         def unpack(data: memoryview, filled: Vector) -> None:
             nonlocal end
             begin, end = end, end + filled.size
-            self._unpack(data, self.held.theta[begin:end], filled)
+            self._unpack(data, self.worker_theta.theta[begin:end], filled)
             if end == into.size:
-                self.held.sequence = self.sequence
+                self.worker_theta.sequence = self.sequence
 
         return Assembly(into, self.packing, unpack)
 
@@ -74,17 +74,17 @@ class _Kept(ThetaFormat):
 
 
 @dataclass(frozen=True)
-class _Whole(_Kept):
+class _Whole(_Tracked):
     """θ in float32."""
 
     def pieces(self, packed: Vector) -> Iterator[ByteArray]:
-        self.held.sequence = 0
+        self.worker_theta.sequence = 0
         step = CHUNK_BYTES // 4
         for begin in range(0, packed.size, step):
-            held = self.held.theta[begin : begin + step]
+            held = self.worker_theta.theta[begin : begin + step]
             np.copyto(held, packed[begin : begin + step])
             yield held.view(np.uint8)
-        self.held.sequence = self.sequence
+        self.worker_theta.sequence = self.sequence
 
     def _unpack(self, data: memoryview, held: Vector, filled: Vector) -> None:
         filled[:] = np.frombuffer(data, np.float32)
@@ -92,17 +92,17 @@ class _Whole(_Kept):
 
 
 @dataclass(frozen=True)
-class _Difference(_Kept):
+class _Difference(_Tracked):
     """θ minus what is held, in int8 blocks."""
 
     def pieces(self, packed: Vector) -> Iterator[ByteArray]:
         from gem_api.conversions import encode_difference
 
-        self.held.sequence = 0
+        self.worker_theta.sequence = 0
         for part, room in self.packing.pieces(packed.size):
-            encode_difference(packed[part], self.held.theta[part], self.packing.elements, room)
+            encode_difference(packed[part], self.worker_theta.theta[part], self.packing.elements, room)
             yield room
-        self.held.sequence = self.sequence
+        self.worker_theta.sequence = self.sequence
 
     def _unpack(self, data: memoryview, held: Vector, filled: Vector) -> None:
         from gem_api.conversions import add_blocks

@@ -12,7 +12,7 @@ _SHOWN = 8  # workers that get a line each
 _COLUMNS = ("worker", "commits", "batches", "share", "pace", "waited")
 
 
-def brought(commits: RecordedCommits, last: Mapping[str, pb.WorkerStatus], batch_size: int) -> dict[str, dict[str, Any]]:
+def contributions(commits: RecordedCommits, last: Mapping[str, pb.WorkerStatus], batch_size: int) -> dict[str, dict[str, Any]]:
     """By worker: its commits, and the whole batches that their samples are; of its last lease the share, the pace in seconds
     for a whole batch, and the seconds that its replies have waited. None: the server has not said it."""
     totals, found = commits.per_worker, {}

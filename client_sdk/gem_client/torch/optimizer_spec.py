@@ -39,7 +39,7 @@ _WITHOUT_EQUIVALENT = {"dampening": 0, "nesterov": False, "amsgrad": False, "max
 
 
 @dataclass(frozen=True)
-class Brought:
+class OptimizerSpec:
     """The parameters to train, and how.
 
     Attributes:
@@ -64,12 +64,12 @@ class Brought:
         return self.choice is not None and self.choice.optimizer == "worker"
 
 
-def bring(
+def describe_optimizer(
     params: Parameters | torch.optim.Optimizer,
     on: On,
     names: Iterable[tuple[str, Tensor]] = (),
     schedule: LRScheduler | None = None,
-) -> Brought:
+) -> OptimizerSpec:
     """Reads the arguments of `Optimizer`. Raises InvalidRequest if it can't be trained so."""
     if on not in ("worker", "server"):
         raise InvalidRequest(f'on is "worker" or "server", not {on!r}')
@@ -92,9 +92,9 @@ def bring(
     trained, frozen = trained_of(entries, given), frozen_of(entries, given)
     if optimizer is None:
         require_apart(trained)
-        return Brought(trained, frozen)
+        return OptimizerSpec(trained, frozen)
     if on == "worker":
-        return Brought(trained, frozen, optimizer, OptimizerChoice("worker"), factors=())
+        return OptimizerSpec(trained, frozen, optimizer, OptimizerChoice("worker"), factors=())
     require_apart(trained)
     if schedule is None and any("initial_lr" in group for group in optimizer.param_groups):
         raise InvalidRequest(
@@ -109,7 +109,7 @@ def bring(
     choice = replace(_choice(optimizer, rate, decay), schedule=handed)
     if any(optimizer.state.values()):
         log.warning(STATE_IS_SERVERS)
-    return Brought(trained, frozen, optimizer, choice, _groups(optimizer, trained, factors, decay), factors)
+    return OptimizerSpec(trained, frozen, optimizer, choice, _groups(optimizer, trained, factors, decay), factors)
 
 
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
