@@ -21,7 +21,7 @@ RETRYABLE = (TransportError, Overloaded)
 
 @dataclass(frozen=True)
 class Retry:
-    """How long and how often to retry a call after a temporary error: the server is unreachable or overloaded.
+    """Limits for retrying a call after a temporary error: the server is unreachable or overloaded.
 
     Each pause is a random time between 0 and a bound, which doubles after each failure.
 

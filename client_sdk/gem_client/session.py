@@ -130,7 +130,7 @@ class Session:
 
     @property
     def transport(self) -> str:
-        """How commits travel at present: "memory", "tcp", "tls" or "grpc". If it is not the same for all of several servers,
+        """The transport of commits at present: "memory", "tcp", "tls" or "grpc". If it differs between several servers,
         those that occur, such as "memory+tcp"."""
         return self._member.links.transport
 

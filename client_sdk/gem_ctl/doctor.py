@@ -24,7 +24,7 @@ def doctor() -> None:
 
 
 def report(folder: Path) -> str:
-    """What the command prints, for the settings in this folder."""
+    """The text that the command prints, for the settings in this folder."""
     found = kernel_settings(folder)
     return "\n\n".join(map(_entry, found)) or f"nothing to check: this system shows no settings of the network in {folder}"
 

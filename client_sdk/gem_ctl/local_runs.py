@@ -68,7 +68,7 @@ def newest_run(runs: Path) -> Path | None:
 
 
 def outcome(folder: Path) -> str:
-    """How a run of gem-train ended, as its summary says."""
+    """The outcome of a run of gem-train, as its summary says."""
     with suppress(OSError, ValueError, AttributeError, RecursionError):
         return printable(str(json.loads(read_regular(folder / "summary.json", MAX_BYTES)).get("outcome") or "failed"))
     return "failed"

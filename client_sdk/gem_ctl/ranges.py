@@ -130,7 +130,7 @@ def _age(status: pb.GetStatusResponse, leader: pb.GetStatusResponse) -> str:
 
 
 def _trouble(index: int, status: pb.GetStatusResponse, leader: pb.GetStatusResponse) -> str:
-    """Why this server is not that of this range of the leader's run; empty if it is."""
+    """The reason why this server is not that of this range of the leader's run; empty if it is."""
     if (status.range_index, status.range_count) != (index, leader.range_count):
         return f"holds range {status.range_index}/{max(1, status.range_count)}, not {index}/{leader.range_count}"
     if status.run_id != leader.run_id and status.parameter_count:  # without a model, it joins the run with the first worker
@@ -157,7 +157,7 @@ def lines(address: str, leader: pb.GetStatusResponse, others: Sequence[RangeStat
 
 
 def total(states: Sequence[RangeState]) -> str:
-    """What all servers hold together, of those that responded."""
+    """The sum of what all servers hold, of those that responded."""
     known = [state.status for state in states if state.status is not None]
     parameters, held = sum(each.parameter_count for each in known), sum(each.memory_bytes for each in known)
     missing = f", without {len(states) - len(known)} that did not respond" if len(known) < len(states) else ""

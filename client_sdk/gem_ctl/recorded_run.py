@@ -1,4 +1,4 @@
-"""What the files of a run tell: the folder of gem-train, or the history of gem-server."""
+"""A run as its files tell it: the folder of gem-train, or the history of gem-server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_NUMBER = 1e100  # of an evaluation; a higher one comes from a damaged file
 
 @dataclass
 class RecordedRun:
-    """What the files of a run tell.
+    """A run as its files tell it.
 
     Attributes:
         name: The run's name; empty if the files do not tell.

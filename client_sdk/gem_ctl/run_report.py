@@ -38,7 +38,7 @@ def page(run: RecordedRun, now: float) -> str:
 
 
 def shown(run: RecordedRun, now: float) -> dict[str, Any]:
-    """What the report shows, as `present` in the page takes it."""
+    """The report's values, as `present` in the page takes them."""
     rows = _workers(run.commits)
     columns = ["worker", "commits", "share", "mean staleness", "last at version"]
     return {

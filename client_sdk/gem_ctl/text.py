@@ -79,7 +79,7 @@ def _with_curve(value: str, curve: Sequence[float], sparks: int) -> str:
 
 
 def place(run: pb.GetStatusResponse) -> str:
-    """Which range of the model a server of several holds."""
+    """The range of the model that a server of several holds."""
     where = "this server leads" if run.range_index == 0 else "ask the server of range 0 for the whole run"
     return f"{run.range_index} of {run.range_count}: {where}"
 
@@ -101,12 +101,12 @@ def _worker(worker: pb.WorkerStatus) -> tuple[str, ...]:
 
 
 def via(worker: pb.WorkerStatus) -> str:
-    """How a worker's last commit came: by a lane (memory, tcp or tls) or by grpc; a dash before the first."""
+    """The transport of a worker's last commit: a lane (memory, tcp or tls) or grpc; a dash before the first."""
     return worker.transport or "–"
 
 
 def transports(run: pb.GetStatusResponse) -> str:
-    """How many workers' last commits came which way; a dash before the first."""
+    """The transports of the workers' last commits, and how many came so; a dash before the first."""
     return counts(Counter(worker.transport for worker in run.workers if worker.transport)) or "–"
 
 
@@ -135,13 +135,13 @@ def state(status: pb.GetStatusResponse) -> str:
 
 
 def stall(stalled: pb.Stall) -> str:
-    """How long no commit can be acknowledged, how much room the log needs on its disk, and why."""
+    """A line about a stall: since when no commit is acknowledged, the room that the log needs on its disk, and why."""
     needs = f"the log needs {size(stalled.needed_bytes)}, " if stalled.HasField("needed_bytes") else ""
     return f"for {duration(stalled.seconds)}: {needs}{size(stalled.free_bytes)} are free; {stalled.reason}"
 
 
 def start(run: pb.GetStatusResponse) -> str:
-    """What a new run waits for before it hands out its first shard, and for how long."""
+    """A line about a new run's start: whom it waits for before it hands out its first shard, and for how long."""
     missing = max(0, run.start.min_workers - run.worker_count)
     seconds, at_most = math.ceil(run.start.seconds), math.ceil(run.start.at_most_seconds)
     conditions = [f"if no other worker joins for {seconds} s, in {at_most} s at the latest"] if seconds else []

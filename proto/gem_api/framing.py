@@ -101,7 +101,7 @@ def chunk_frame(offset: int, data: memoryview, opening: bytes = b"") -> bytes:
 
 
 def upload_buffers(workers: int, nbytes: int) -> int:
-    """How many buffers of `nbytes` a server has for the gradients of its workers, besides those that arrive slowly."""
+    """The number of buffers of `nbytes` that a server has for its workers' gradients, besides those that arrive slowly."""
     return min(workers, max(_UPLOADS, _UPLOAD_BYTES // max(1, nbytes)))
 
 

@@ -248,8 +248,8 @@ def decay_of_workers(settings: Hyperparameters) -> float:
 
 
 def flag(name: str) -> str:
-    """How a user writes a hyper-parameter: "--learning-rate"; "--rule …:kappa", a setting of an option; "shard_size", a key of
-    the settings file."""
+    """A hyper-parameter as a user writes it: "--learning-rate"; "--rule …:kappa", a setting of an option; "shard_size", a key
+    of the settings file."""
     declared = DECLARATIONS[name]
     if declared.option:
         return f"--{declared.option} …:{declared.key}" if declared.key else f"--{declared.option}"

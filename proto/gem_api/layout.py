@@ -28,7 +28,7 @@ MAX_RATE_FACTOR = 1.0  # the run has the largest rate of all tensors: rules boun
 
 
 class Group(NamedTuple):
-    """How a tensor is trained, beside the run's hyper-parameters.
+    """The training of a tensor, beside the run's hyper-parameters.
 
     Attributes:
         rate_factor: Its learning rate, as a share of the run's, from 0 to 1.

@@ -12,7 +12,7 @@ MAX_RANGES = 1000
 
 @dataclass(frozen=True)
 class Range:
-    """Which part of θ a server holds.
+    """The part of θ that a server holds.
 
     Attributes:
         index: The part's number, from 0. Range 0 leads.

@@ -41,7 +41,7 @@ class Smoothed:
 
 
 class Rate:
-    """How fast a counter grows per second, over the last 5 seconds: None in the first second after it has left 0."""
+    """The growth of a counter per second, over the last 5 seconds: None in the first second after it has left 0."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WorkerTheta:
-    """What a worker holds of θ. The server has one for each lease, the worker one for each server.
+    """θ as a worker holds it. The server has one for each lease, the worker one for each server.
 
     Args:
         size: The number of elements P. It takes 4·P bytes.

@@ -1,4 +1,4 @@
-"""Where the server's threads and background tasks begin. None of them ends in silence: whatever it raises is reported.
+"""Starts the server's threads and background tasks. None of them ends in silence: whatever it raises is reported.
 
 Work that somebody waits for needs none of this: `asyncio.to_thread`, an executor or a `TaskGroup` hand its errors on.
 """

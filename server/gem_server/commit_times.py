@@ -1,4 +1,4 @@
-"""When a commit got how far. Traces and metrics are made of it when the commit has ended."""
+"""The times of a commit's steps. Traces and metrics are made of it when the commit has ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CommitTimes:
 
     @property
     def rule_seconds(self) -> float:
-        """What the rule took to apply it."""
+        """The seconds that the rule took to apply it."""
         return self.applied - self.rule_began
 
     @property

@@ -1,4 +1,4 @@
-"""How a server runs: its settings, as `gem_api.process.settings` declares them, and what is made of them."""
+"""A server's settings, as `gem_api.process.settings` declares them, and what is made of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StartError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(ServerSettings):
-    """How a server runs. `validate` says what is wrong with it.
+    """A server's configuration. `validate` says what is wrong with it.
 
     Attributes:
         hyperparameters: The run's. A resumed run keeps its own, except for those in `given`.

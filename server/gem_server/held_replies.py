@@ -99,7 +99,7 @@ class HeldReplies:
         if waiting := [lease_id for lease_id in self._held if self._releases.release(lease_id, now)]:
             self._release(waiting)
 
-    # -- helpers
+    # -- releasing
 
     def _look(self, between: bool = False) -> None:
         """Releases the replies whose time has come, and sees to the next look."""

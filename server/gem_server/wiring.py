@@ -147,7 +147,7 @@ class Wiring:
         self.endpoint.show(self.view)
 
     def why_stalled(self) -> str:
-        """Why no commit can be acknowledged at present; empty if they can. From any thread."""
+        """The reason why no commit can be acknowledged at present; empty if they can. From any thread."""
         stall = self.group_commit.stall if self.group_commit else None
         return f"stalled: {stall.why}" if stall is not None else ""
 

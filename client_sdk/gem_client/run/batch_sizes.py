@@ -1,4 +1,4 @@
-"""How many samples the batches of a shard have."""
+"""The sizes of a shard's batches."""
 
 from __future__ import annotations
 

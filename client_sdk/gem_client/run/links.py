@@ -147,7 +147,7 @@ class Links:
 
     @property
     def transport(self) -> str:
-        """How commits travel: "memory", "tcp", "tls" or "grpc". If that differs, those that occur, such as "memory+tcp"."""
+        """The transport of commits: "memory", "tcp", "tls" or "grpc". If it differs, those that occur, such as "memory+tcp"."""
         return "+".join(dict.fromkeys(link.connection.transport for link in self))
 
 

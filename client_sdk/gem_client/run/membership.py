@@ -336,7 +336,7 @@ class Membership:
         while not _is_over(leader.call(leader.connection.status)):
             self._caller.retry.sleep(FINAL_POLL_SECONDS)
 
-    # -- helpers
+    # -- registering, and one attempt at what is retried
 
     def _register(self) -> None:
         previous, leader, layout = self._registration, self.links.leader, self.known_layout

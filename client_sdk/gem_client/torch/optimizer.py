@@ -341,7 +341,7 @@ class Optimizer(torch.optim.Optimizer):
             self._watch.require_unchanged(self._known_values(), all_values=at_end, exact=exact)
 
     def _known_values(self) -> list[Tensor] | None:
-        """What the parameters should hold; None if that is not known any more."""
+        """The values that the parameters should hold; None if that is not known any more."""
         if self._local is not None and self._local.began_on:
             return self._local.began_on
         if self._under_way or self._project or self._bound is not self._session.theta or self._base != self._session.base:

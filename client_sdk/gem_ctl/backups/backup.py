@@ -183,7 +183,7 @@ def prune(store: Store, run_id: str, keep: int) -> list[str]:
 
 @dataclass
 class Backup:
-    """What is in a store under the name of a backup.
+    """The content of a backup in a store.
 
     Attributes:
         name: Its name; "" if the store's root is the backup itself.

@@ -21,7 +21,7 @@ _START_FILES = {".lock", "commits.csv"}  # a server without a run makes them; on
 
 @dataclass
 class Restored:
-    """What was restored.
+    """A backup that was restored.
 
     Attributes:
         backup: The backup's name.

@@ -1,4 +1,4 @@
-"""Where backups lie: a folder, or an object store that fsspec knows. Both hold files by their paths below a root."""
+"""Stores of backups: a folder, or an object store that fsspec knows. Both hold files by their paths below a root."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class ObjectStore:
 
 
 def _missing(protocol: str, error: ImportError) -> str:
-    """What to install for a protocol of fsspec."""
+    """The package to install for a protocol of fsspec."""
     if protocol in ("s3", "s3a"):
         return f"{protocol}:// needs {(error.name or 's3fs').partition('.')[0]}, which is not installed: {install('s3')}"
     return f"{protocol}:// needs a library of fsspec that is not installed: {error}"

@@ -39,7 +39,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Times:
-    """How long everything takes, in seconds.
+    """Durations in seconds.
 
     Attributes:
         compute: Mean time that each worker computes for one commit. Shape (workers,).
@@ -132,7 +132,7 @@ class _Link:
         self._free = 0.0
 
     def transfer(self, begin: float) -> float:
-        """When a commit or an answer that is sent at `begin` has arrived. Call it in the order of `begin`."""
+        """The time at which a commit or an answer that is sent at `begin` has arrived. Call it in the order of `begin`."""
         network = self._network
         self._free = free = (begin if begin > self._free else self._free) + network.server
         received = begin + network.worker
@@ -147,7 +147,7 @@ class _Server:
         self._seconds = times.server
 
     def serve(self, arrived: float) -> tuple[float, float]:
-        """When the server begins, and when it is done. Call it in the order of arrival."""
+        """The times at which the server begins and is done. Call it in the order of arrival."""
         start = arrived if arrived > self._free else self._free
         self._free = start + self._seconds
         return start, self._free

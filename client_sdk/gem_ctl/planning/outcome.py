@@ -1,4 +1,4 @@
-"""What a simulation shows: rates, staleness, queue and load, without the beginning, in which the queue still fills."""
+"""The outcome of a simulation: rates, staleness, queue and load, without the beginning, in which the queue still fills."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the simulation of a scenario shows. What is said of the server holds for each of several.
+    """The outcome of a scenario's simulation. Figures of the server hold for each of several.
 
     Attributes:
         workers: Number of workers.
@@ -101,7 +101,7 @@ def outcome(scenario: Scenario, seed: int = 0, max_commits: int = MAX_COMMITS) -
 
 
 def commits_in_a_round(of: Times) -> float:
-    """How many commits are applied between two of the slowest worker, at most about."""
+    """The commits that are applied between two of the slowest worker, at most about."""
     rate = min(float(np.sum(1 / np.maximum(alone(of), 1e-12))), 1 / max(bottleneck(of), 1e-12))
     return len(of.compute) + rate * float(np.max(alone(of)))
 

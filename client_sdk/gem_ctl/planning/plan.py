@@ -151,7 +151,7 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
 
 
 def one_server_only(setup: Setup) -> str:
-    """Why several servers can't hold the model; empty if they can."""
+    """The reason why several servers can't hold the model; empty if they can."""
     if setup.shared_memory:
         return "several servers are planned on a machine each, where --shared-memory does not reach"
     if not RULES[setup.rule].by_element:

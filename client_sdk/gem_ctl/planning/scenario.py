@@ -1,4 +1,4 @@
-"""What is simulated: a setup, and what the closed form does not have: spread, mixed speeds, a network."""
+"""A scenario to simulate: a setup, and what the closed form does not have: spread, mixed speeds, a network."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def speeds(scenario: Scenario) -> dict[float, int]:
 
 
 def times(scenario: Scenario) -> Times:
-    """How long everything takes, with each worker's share of a batch. Raises InvalidRequest for an unknown format."""
+    """The durations in a scenario, with each worker's share of a batch. Raises InvalidRequest for an unknown format."""
     whole = _whole(scenario)
     return replace(whole, compute=_shares(scenario.setup, whole) * whole.compute)
 
 
 def _whole(scenario: Scenario) -> Times:
-    """How long everything takes with whole batches. A shared memory has no network."""
+    """The durations with whole batches. A shared memory has no network."""
     setup = scenario.setup
     per_commit = setup.local_steps * setup.compute_seconds
     compute = np.concatenate([np.full(count, per_commit * factor) for factor, count in speeds(scenario).items()])
@@ -114,7 +114,7 @@ def workers_that_pay(scenario: Scenario) -> int:
 
 
 def contribution(scenario: Scenario, factor: float) -> float:
-    """What one more worker brings, whose computing takes `factor` times as long: gradients of whole batches a second. Below 0
+    """The gain of one more worker, whose computing takes `factor` times as long: gradients of whole batches a second. Below 0
     if a full server then takes fewer of the others' gradients. Raises InvalidRequest for an unknown format."""
     of, setup = _whole(scenario), scenario.setup
     one = setup.local_steps * setup.compute_seconds * factor

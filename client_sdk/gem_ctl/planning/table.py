@@ -14,7 +14,7 @@ _COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "m
 
 
 def show(scenario: Scenario, outcomes: list[Outcome]) -> str:
-    """What the run needs, then a line for each number of workers. Staleness τ is in commits, the queue in waiting commits."""
+    """The run's needs, then a line for each number of workers. Staleness τ is in commits, the queue in waiting commits."""
     planned = plan(scenario.setup, scenario.costs)
     parts = ["\n".join(f"{name:<14} {value}" for name, value in _needs(scenario, planned).items())]
     parts.append(_aligned([_COLUMNS, *map(_row, outcomes)]))
@@ -24,7 +24,7 @@ def show(scenario: Scenario, outcomes: list[Outcome]) -> str:
 
 
 def _needs(scenario: Scenario, planned: Plan) -> dict[str, str]:
-    """What is said of the server holds for each of several."""
+    """Lines about memory and traffic. Those of the server hold for each of several."""
     each = f"on each of {planned.servers}, " if planned.servers > 1 else ""
     pays = workers_that_pay(scenario)
     part = f", {text.size(planned.commit_bytes / planned.servers)} of them at each server" if planned.servers > 1 else ""

@@ -66,7 +66,7 @@ class _TensorBoard:
 
 
 def _session_end(status: int) -> summary_pb2.Summary:
-    """How the run ended, for TensorBoard's table of hyper-parameters. TensorBoard's own function for it needs TensorFlow."""
+    """The run's end, for TensorBoard's table of hyper-parameters. TensorBoard's own function for it needs TensorFlow."""
     data = plugin_data_pb2.HParamsPluginData(
         session_end_info=plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
     )

@@ -1,4 +1,4 @@
-"""What `follow` needs of an experiment tracker."""
+"""The interface of an experiment tracker, as `follow` uses it."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def where_to_listen(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
 
 
 def _what_is_wrong(text: str, host: str, port: str) -> str:
-    """Why the address is invalid, and what to write instead; empty if it is valid."""
+    """The fault of an invalid address, and what to write instead; empty if it is valid."""
     if url := re.match(r"[A-Za-z][\w+.-]*://", text):
         return f"leave out {url[0]!r}: write {text[url.end() :] or _EXAMPLE}"
     if not text:

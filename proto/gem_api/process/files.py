@@ -26,7 +26,7 @@ _ADVICE = {
 
 
 def advice(error: BaseException | None, otherwise: str = "") -> str:
-    """What to do about an error of the system; `otherwise` if nothing is known of it."""
+    """Advice on an error of the system; `otherwise` if nothing is known of it."""
     return _ADVICE.get(getattr(error, "errno", None) or 0, otherwise)
 
 

@@ -1,4 +1,4 @@
-"""How much memory and how many cores the process may use: what its control groups allow, or the machine has."""
+"""The memory and the cores that the process may use: what its control groups allow, or the machine has."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def cores() -> int:
 
 
 def _texts(controller: str, name: str, first_version: str) -> Iterator[str]:
-    """What the files of the process's control groups say, from its own up to the root: `name` in version 2, and the files
-    `first_version`, joined by a space, in version 1."""
+    """The contents of the files of the process's control groups, from its own up to the root: `name` in version 2, and the
+    files `first_version`, joined by a space, in version 1."""
     try:
         lines = _OWN.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a process does on signals: it ends on Ctrl-C and when its launcher dies, and prints its stacks on SIGUSR1."""
+"""A process's answers to signals: it ends on Ctrl-C and when its launcher dies, and prints its stacks on SIGUSR1."""
 
 from __future__ import annotations
 

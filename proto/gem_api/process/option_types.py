@@ -1,4 +1,4 @@
-"""What the text of an option or a setting may be, and what it is read as."""
+"""Types of options and settings: which texts are valid, and what they are read as."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class WithHeadings(click.Command):
 
 
 def _help(param: click.Option, ctx: click.Context) -> str:
-    """What --help says about an option: its default too, and its environment variables if they are not named like it."""
+    """The help of an option: its default too, and its environment variables if they are not named like it."""
     extra = param.get_help_extra(ctx)
     notes = [f"default: {extra['default'].strip('()')}"] if extra.get("default", '""') != '""' else []
     if param.required:
@@ -201,7 +201,7 @@ def as_environment(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def handed_over(command: Command, values: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """What gem-train hands of its own values to a process of a command: flags, and settings without an option by their keys."""
+    """The values that gem-train hands to a process of a command: flags, and settings without an option by their keys."""
     own = settings_of("train")
     rows = [row for row in settings_of(command).values() if row.handed_over and row.key in own]
     given_ = [row for row in rows if row.option and values[row.key] is not None]

@@ -53,7 +53,7 @@ def key(param: click.Parameter) -> str:
 
 
 def document(context: click.Context) -> dict[str, Any]:
-    """What the file of --config holds, by its keys; nothing without such a file."""
+    """The values in the file of --config, by its keys; nothing without such a file."""
     found: dict[str, Any] = context.meta.get(_DOCUMENT, {})
     return found
 
@@ -64,7 +64,7 @@ def as_text(value: Any) -> str:
 
 
 def instead(command: click.Command, option: str) -> str | None:
-    """What to write in the place of an option that the command does not have; None if nothing is known of it."""
+    """The text to write in the place of an option that the command does not have; None if nothing is known of it."""
     name = option.lstrip("-").replace("-", "_")
     if (declared := DECLARATIONS.get(name)) and declared.option:
         return f"{option} is a setting of --{declared.option}: write --{declared.option} {_example(name)}"
@@ -75,7 +75,7 @@ def instead(command: click.Command, option: str) -> str | None:
 
 
 def misplaced(command: click.Command) -> str | None:
-    """What to write in the place of a variable of the environment that would set nothing; None if there is none."""
+    """The text to write in the place of a variable of the environment that would set nothing; None if there is none."""
     names = {param.name for param in command.params}
     for name, declared in DECLARATIONS.items():
         if declared.option in names and (variable := f"GEM_{name.upper()}") in os.environ:
@@ -103,7 +103,7 @@ def warn_of_unknown_variables() -> None:
 
 
 def _example(name: str) -> str:
-    """How a hyper-parameter is written that is a setting of an option."""
+    """A hyper-parameter that is a setting of an option, as it is written."""
     declared = DECLARATIONS[name]
     return f"{'gem' if declared.option == 'rule' and declared.key else 'NAME'}:{declared.key or 'KEY'}=VALUE"
 

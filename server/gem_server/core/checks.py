@@ -103,7 +103,7 @@ def require_trainable(rule: UpdateRule, layout: Layout) -> None:
 
 
 def repeated(lease: Lease, sequence: int) -> Admission | None:
-    """How to treat a commit that has been received before; None for a new one."""
+    """The decision on a commit that has been received before; None for a new one."""
     if sequence == lease.sequence and lease.last_applied is not None:
         return Admission.REPEATED
     return Admission.QUEUED if sequence == lease.queued else None

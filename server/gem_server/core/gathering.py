@@ -1,4 +1,4 @@
-"""When a new run begins: what it waits for before its first shard is dealt, so that its workers start together."""
+"""The beginning of a new run: what it waits for before its first shard is dealt, so that its workers start together."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Gathering:
         self.look(workers, now)
 
     def look(self, workers: int, now: float) -> Awaited | None:
-        """What the run waits for if it has `workers` workers; None once it has begun. It begins if there is nothing to wait
-        for."""
+        """The workers that the run waits for if it has `workers` workers; None once it has begun. It begins if there is nothing
+        to wait for."""
         self._looked = now if workers else self._looked
         quiet = self._last_joined + self.quiet_seconds if self._most else now + self.quiet_seconds
         latest = self._first_joined + LATEST_SECONDS if self._most else now + LATEST_SECONDS

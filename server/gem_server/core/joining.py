@@ -1,4 +1,4 @@
-"""How a worker joins the run: what its registration is checked for, and what it changes."""
+"""A worker's registration: what it is checked for, and what it changes."""
 
 from __future__ import annotations
 

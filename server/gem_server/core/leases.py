@@ -228,7 +228,7 @@ class LeaseTable:
         return lease
 
     def renew_training(self, lease_id: str, now: float, committed: bool = False) -> Lease:
-        """As `renew`, for what a worker asks for because it trains."""
+        """Renews the lease and notes that the worker trains."""
         suspended = self._looked_at is not None and now - self._looked_at > self.duration / 2
         self.pace.seen(lease_id, now, committed, usual=not suspended)
         if suspended:

@@ -122,7 +122,7 @@ class Memory:
 
     @property
     def most_uploads(self) -> int:
-        """How many gradients may arrive in memory of their own at the same time, as far as the limit has room at present."""
+        """The number of gradients that may arrive in memory of their own at the same time, as the limit has room at present."""
         if not self.limit:
             return sys.maxsize
         room = max(0, self.limit - self.held)

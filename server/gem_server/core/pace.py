@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-PAUSE_FACTOR = 10  # times the longest pause of any worker in the run: after that, a worker is stalled;
-MIN_PAUSE_SECONDS, MIN_PAUSE_LEASES = 600.0, 20  # at least these seconds, and at least as many lease durations;
-FIRST_STEP_SECONDS, FIRST_STEP_LEASES = 3600.0, 120  # and these until a whole step of it is known: it may load data and compile
+# A worker is stalled once its pause is longer than each of three limits.
+PAUSE_FACTOR = 10  # times the longest pause of any worker in the run
+MIN_PAUSE_SECONDS = 600.0
+MIN_PAUSE_LEASES = 20  # lease durations
+# In place of the last two, for a worker without a whole step so far: it may load data and compile.
+FIRST_STEP_SECONDS = 3600.0
+FIRST_STEP_LEASES = 120  # lease durations
 _REMEMBERED = 10_000
 
 
 @dataclass
 class Pace:
-    """When each worker last asked for something that training needs: a commit, θ, or a shard; or said that it waits for that.
+    """Pauses: when each worker last asked for what training needs (a commit, θ, a shard), or said that it waits for that.
 
     Nobody knows how long a step may take, so the workers themselves show it. Those that come back after their lease has ended
     here show it too: such a pause is usual in this run, and ends no lease again. A restart forgets all of it.

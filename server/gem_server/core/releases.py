@@ -1,4 +1,4 @@
-"""Which replies are held, and what they become when they are released."""
+"""The replies that are held, and what they become when they are released."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gem_server.core.rendezvous import Rendezvous
 from gem_server.core.state_machine import Core
 
 WAIT_ROUNDS = 200  # replies wait in a run's first rounds alone: later they would gain nothing
-MAX_WAIT_LEASES = 0.1  # lease durations that a reply waits at the most,
-MAX_WAIT_SECONDS = 5.0  # and seconds: far below the 60 after which clients and networks give up
+MAX_WAIT_LEASES = 0.1  # lease durations that a reply waits at most
+MAX_WAIT_SECONDS = 5.0  # seconds that a reply waits at most: far below the 60 after which clients and networks give up
 
 
 class Releases:
@@ -57,7 +57,7 @@ class Releases:
         return due
 
     def next_look(self, now: float) -> float | None:
-        """When to ask `due` again, if nothing happens before; None if nobody waits."""
+        """The time at which to ask `due` again, if nothing happens before; None if nobody waits."""
         return self._rendezvous.next_look(now)
 
     def release(self, lease_id: str, now: float) -> bool:

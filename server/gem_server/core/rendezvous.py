@@ -50,7 +50,7 @@ class Rendezvous:
         return over
 
     def next_look(self, now: float) -> float | None:
-        """When to ask `due` again, if no commit arrives before; None if no reply is held."""
+        """The time at which to ask `due` again, if no commit arrives before; None if no reply is held."""
         if not self._held:
             return None
         longest = max(most for _, most in self._held.values())

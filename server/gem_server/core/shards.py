@@ -81,7 +81,7 @@ class Deck:
 
 @dataclass(frozen=True)
 class LedgerState:
-    """What a checkpoint holds of a ledger. A deck is its group, epoch, next sample, and returned shards: (epoch, begin, end). A
+    """A ledger as a checkpoint holds it. A deck is its group, epoch, next sample, and returned shards: (epoch, begin, end). A
     held shard is the id of its lease, and its own fields."""
 
     samples: Big
@@ -166,7 +166,7 @@ class ShardLedger:
         return {shard for shard in shards if self.held.get(shard, ("", None))[0] == lease_id}
 
     def held_by_lease(self) -> Counter[str]:
-        """How many shards each lease holds."""
+        """The number of shards that each lease holds."""
         return Counter(holder for holder, _ in self.held.values())
 
     @property

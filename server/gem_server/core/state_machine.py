@@ -174,7 +174,10 @@ class Core:
             self.ledger.number_anew(shard_ids)
 
     def renew(self, lease_id: str, now: float, waiting: bool = False) -> Lease:
-        return (self.leases.renew_training if waiting else self.leases.renew)(lease_id, now)
+        """Renews a lease. `waiting`: the worker waits for something that it needs to train, so it does not stand still."""
+        if waiting:
+            return self.leases.renew_training(lease_id, now)
+        return self.leases.renew(lease_id, now)
 
     def leave(self, lease_id: str, reason: EndReason = EndReason.LEFT) -> Ended:
         return self.end_lease(self.leases.get(lease_id), reason)
@@ -402,7 +405,7 @@ class Core:
     # -- shards
 
     def awaited(self, now: float) -> Awaited | None:
-        """What the run waits for before its first shard is dealt; None once it has begun."""
+        """The workers that the run waits for before its first shard is dealt; None once it has begun."""
         self.gathering.begun |= self.central.version > 0 or self.ledger.samples > 0
         return self.gathering.look(len(self.leases.live), now)
 

@@ -1,4 +1,4 @@
-"""How long each worker's steps take, and so when its next commit is expected, by the server's clock."""
+"""The durations of each worker's steps, and so when its next commit is expected, by the server's clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be
 
 @dataclass(slots=True)
 class _Steps:
-    """What is known of a worker.
+    """A worker's steps, as far as they are known.
 
     Attributes:
         began: When its step began: it got a reply, or θ. None while the server holds its reply, or after a restart.
@@ -28,7 +28,7 @@ class _Steps:
 
 @dataclass
 class Timetable:
-    """When each worker's next commit is expected.
+    """The times at which each worker's next commit is expected.
 
     A step lasts from a reply until the commit is whole on the server, so that what the network and a batch's fixed costs take
     is a part of it. A restart forgets all of it.
@@ -83,7 +83,7 @@ class Timetable:
         return self._fastest
 
     def expected(self) -> Iterator[float]:
-        """When the commits of the workers that compute now are expected."""
+        """The times at which the commits of the workers that compute now are expected."""
         for steps in self._steps.values():
             if steps.began is not None and steps.pace is not None:
                 yield steps.began + steps.pace * steps.share

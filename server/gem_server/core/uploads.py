@@ -67,7 +67,7 @@ class Arrival:
 
 
 def gives_way(arrivals: Collection[Arrival], now: float, reserve_taken: bool) -> Arrival | None:
-    """Which gradient's upload has to end while another waits for memory: the one that has been stalled for longest; if slow
+    """The gradient whose upload has to end while another waits for memory: the one that has been stalled for longest; if slow
     ones also hold the buffer that is kept for others (`reserve_taken`), the one that became slow last. None: none has to."""
     stalled = [arrival for arrival in arrivals if arrival.stalls_at < now]
     if stalled:

@@ -13,7 +13,7 @@ from gem_server.rules import PiStatistics
 
 
 class EndReason(StrEnum):
-    """Why a lease ended. The names are those of the contract's LeaseEndReason."""
+    """The reason why a lease ended. The names are those of the contract's LeaseEndReason."""
 
     LEFT = "left"
     EXPIRED = "expired"
@@ -24,7 +24,7 @@ class EndReason(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a commit ended."""
+    """The outcome of a commit."""
 
     APPLIED = "applied"
     REPEATED = "repeated"
@@ -106,7 +106,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class Awaited:
-    """What a new run waits for before its first shard is dealt.
+    """The workers that a new run waits for before its first shard is dealt.
 
     Attributes:
         min_workers: Workers that must be in the run at the same time.

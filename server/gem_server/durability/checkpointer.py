@@ -1,4 +1,4 @@
-"""When checkpoints are written: on an interval, on request, and at the end."""
+"""Has checkpoints written: on an interval, on request, and at the end."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gem_server.event_loop import running_loop
 
 RETRY_SECONDS = 1.0
 REMIND_SECONDS = 60.0  # between two log lines about the same stall
-THREADS = 2  # and so many syncs in parallel
+THREADS = 2  # that write the log, each with a sync of its own
 
 
 class Durability(Protocol):
@@ -30,7 +30,7 @@ class Durability(Protocol):
 
     @property
     def stall(self) -> Stall | None:
-        """Why no commit can be acknowledged at present; None if all is well."""
+        """The reason why no commit can be acknowledged at present; None if all is well."""
 
     async def begin(self) -> None:
         """Call this when θ has its first value. Returns once that is saved. Raises Overloaded if it can't be saved now."""

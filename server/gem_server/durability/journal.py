@@ -30,7 +30,7 @@ class Waiting(NamedTuple):
 
 
 class LogPosition(NamedTuple):
-    """Where a checkpoint's log begins.
+    """The place where a checkpoint's log begins.
 
     Attributes:
         serial: The serial number of its first segment.
@@ -42,7 +42,7 @@ class LogPosition(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """Why no commit can be acknowledged at present.
+    """The reason why no commit can be acknowledged at present.
 
     Attributes:
         why: What is wrong, and what to do.

@@ -62,7 +62,7 @@ def verify(folder: Path) -> None:
 
 
 def _log_position(path: Path) -> str:
-    """Where the log continues after a checkpoint. Raises ForeignCheckpoint."""
+    """The place where the log continues after a checkpoint. Raises ForeignCheckpoint."""
     try:
         position = checkpoint.read_state(path, files=False).log
     except checkpoint.ForeignCheckpoint:

@@ -74,9 +74,8 @@ def recover(
         now: When the leases begin to run again.
         refuse: Called for each damaged checkpoint; an older one and the log since then replace it.
         logged: Whether this start keeps a log.
-        random: Returns a number below 2³¹ for new shard ids, unless the log records every shard. A start without a log leaves
-        no
-            trace of the shards that it dealt, and their ids must not be used again.
+        random: Returns a number below 2³¹ for new shard ids, unless the log records every shard. A start without a log
+            leaves no trace of the shards that it dealt, and their ids must not be used again.
 
     Raises:
         BadCheckpoint: There are checkpoints, but none is complete, or `new_core` rejects the newest one's hyperparameters.

@@ -59,7 +59,7 @@ class LeaseState:
 
 @dataclass
 class State:
-    """What state.json holds, except for the checksums. `hyperparameters` to `ledger` are the core's.
+    """The content of state.json, except for the checksums. `hyperparameters` to `ledger` are the core's.
 
     Attributes:
         layout: The names and shapes of the whole model's tensors.

@@ -1,4 +1,4 @@
-"""What of the write-ahead log may be written now, what is acknowledged, and who waits for it: decisions without threads, files
+"""The order of the write-ahead log: what may be written now, what is acknowledged, who waits. Decisions without threads, files
 or a clock, in the style of `Ready` and `Advance` of etcd's raft. `GroupCommit` carries them out, and so does the simulation.
 
 The steps of a group of records:

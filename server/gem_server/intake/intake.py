@@ -1,4 +1,4 @@
-"""What all calls of workers share: when they may go on, and what becomes of them when a lease ends.
+"""The part that all calls of workers share: when they may go on, and what becomes of them when a lease ends.
 
 Every method runs under the event loop's lock: on its thread, or on one of the lane's that holds it.
 """
@@ -28,14 +28,14 @@ from gem_server.telemetry.rpc_metrics import COMMIT, INTERNAL, RpcMetrics
 from gem_server.telemetry.traces import Traces
 from gem_server.telemetry.wire_metrics import WireMetrics
 
-SHORT_SECONDS = 2.0  # that a gradient waits for memory before the log says so,
-REMIND_SECONDS = 60.0  # and between two such lines
+SHORT_SECONDS = 2.0  # that a gradient waits for memory before the log says so
+REMIND_SECONDS = 60.0  # between two log lines about the same lack of memory
 DRAINING = "the server is shutting down: try again once it has restarted"
 
 
 @dataclass(eq=False)
 class Intake:
-    """What calls need of the server.
+    """The server as calls need it.
 
     Attributes:
         core: The state machine.

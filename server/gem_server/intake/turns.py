@@ -1,4 +1,4 @@
-"""Whose turn it is on the network: large transfers in one direction go one or a few at a time, first come, first served.
+"""Turns on the network: large transfers in one direction go one or a few at a time, first come, first served.
 
 If all workers send at once, each is slow, all are done at the same time, and then all wait for θ: half of a network is idle. In
 turns, θ goes down to one while another's gradient comes up.
@@ -23,8 +23,8 @@ from gem_server.intake.width import Width
 T = TypeVar("T")
 SMALL = 1 << 20  # bytes up to which a transfer goes beside others
 LONGEST = 10.0  # seconds that a transfer waits before it begins beside others: its client must not take the server for dead
-PATIENCE = 4.0  # a turn ends after this many times what it would have taken at the best rate of the last turns,
-GRACE = 0.25  # and these seconds
+PATIENCE = 4.0  # a turn is slow if it takes this many times what it would have taken at the best rate of the last turns
+GRACE = 0.25  # seconds that a turn may take beyond that: short ones scatter
 AHEAD = 4 << 20  # bytes before the end of a transfer, at most, at which the next turn begins
 IN_FLIGHT = 16 << 20  # bytes of the transfers that have a turn at the same time: one alone begins slowly on a far network
 FIRST = 2.0  # seconds after which a transfer is slow while no other has shown how fast this network is
@@ -94,8 +94,8 @@ class Turns(Generic[T]):
         self._width = Width()
 
     def begin(self, client: str, nbytes: int, nearby: bool = False) -> T | Future[T]:
-        """What a client's transfer of so many bytes needs, or what to wait for before. Call `end` with it once the transfer is
-        over, or nearly. A client that is `nearby`, on this machine, takes nothing from the network. Raises Overloaded."""
+        """The slot that a client's transfer of `nbytes` needs, or a future of one. Call `end` with the slot once the transfer
+        is over, or nearly. A client that is `nearby`, on this machine, takes nothing from the network. Raises Overloaded."""
         slow, now = client in self._slow, self._clock()
         alone = nbytes > self._small and not nearby and not slow
         turn = Turn(client, nbytes, alone, now, self._places.pop(client, now), slow)
@@ -120,8 +120,8 @@ class Turns(Generic[T]):
             self.serve()
 
     def count_bytes(self, slot: T, nbytes: int) -> Callable[[int], None]:
-        """What to call with the bytes of each piece of a transfer of `nbytes`, from any thread. Ends the turn a little before
-        the end: the next client's bytes are under way for half a round trip."""
+        """A function to call with the bytes of each piece of a transfer of `nbytes`, from any thread. It ends the turn a little
+        before the end: the next client's bytes are under way for half a round trip."""
         left, turn = nbytes - min(AHEAD, nbytes // 4), self._turns.get(slot)
         if turn is None or not turn.alone:
             return lambda size: None
@@ -196,7 +196,7 @@ class Turns(Generic[T]):
         return PATIENCE * min(self._paces) * nbytes + GRACE if paced else FIRST
 
     def _acquire_for(self, turn: Turn) -> T | None:
-        """What a transfer needs, if it may begin; None if it has to wait."""
+        """A slot for a transfer, if it may begin; None if it has to wait."""
         have_one = sum(other.alone and not other.slow for other in self._turns.values())
         if turn.alone:
             width = self._width.at_least(max(1, IN_FLIGHT // turn.nbytes))

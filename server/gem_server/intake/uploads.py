@@ -1,4 +1,4 @@
-"""Where gradients arrive: hands out the buffers, and the turns to fill them."""
+"""Buffers for arriving gradients, and the turns to fill them."""
 
 from __future__ import annotations
 

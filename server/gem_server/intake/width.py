@@ -1,4 +1,4 @@
-"""How many large transfers have a turn at the same time: no more than fill the network.
+"""The number of large transfers that have a turn at the same time: no more than fill the network.
 
 On a far network one connection can't do that, as its system lets a few MB at most be under way. Nobody says how much a network
 carries. So now and then one transfer more, or one less, is tried for some turns.

@@ -32,7 +32,7 @@ from gem_server.telemetry.rpc_metrics import COMMIT, INTERNAL
 _HELLO = {Kind.HELLO: lane_pb2.LaneHello}
 _LATER = {Kind.COMMIT: pb.CommitHeader, Kind.RENEW: lane_pb2.LaneRenewal}
 PIECE = 1 << 18  # elements that are copied and checked at a time, while they are in the cache
-TURN = TURN_BYTES // 4  # elements that are, before others have a turn
+TURN = TURN_BYTES // 4  # elements that are copied and checked before others have a turn
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ class Connection:
 
     @property
     def transport(self) -> str:
-        """How tensors travel: "memory", "tls" or "tcp"."""
+        """The transport of tensors: "memory", "tls" or "tcp"."""
         return "memory" if self._sock.family == socket.AF_UNIX else "tls" if self._encrypted else "tcp"
 
     def write_with_descriptor(self, message: bytes, descriptor: int) -> Waits[None]:

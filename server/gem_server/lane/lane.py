@@ -83,7 +83,7 @@ class Lane:
         return self._memory.connections + self._network.connections
 
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
-        """Where the worker of a lease may open a lane. Raises InvalidRequest if there is none."""
+        """The addresses at which the worker of a lease may open a lane. Raises InvalidRequest if there is none."""
         return self._listener.offer(lease_id, identify)
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Where lanes are opened: a TCP port, a Unix socket for workers on this machine, and the tokens that open a lane."""
+"""Addresses at which lanes are opened: a TCP port, a Unix socket for workers on this machine, and tokens that open a lane."""
 
 from __future__ import annotations
 

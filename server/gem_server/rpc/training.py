@@ -40,7 +40,7 @@ START_WAIT_SECONDS = 2.0  # at most, of a run that has not begun: many workers w
 READER_SECONDS = 60.0
 MAX_FINGERPRINT = 32
 MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in 10 ms
-MAX_INLINE_SAMPLES = 10_000  # of a shard that is shuffled and serialised there, in about 5 ms
+MAX_INLINE_SAMPLES = 10_000  # of a shard that is shuffled and serialised on the event loop, in about 5 ms
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class TrainingServicer:
         return messages.registration(registration, self.core, self.peers)
 
     def _awaited(self) -> dict[str, int]:
-        """What the run waits for before it begins, for a line of the log."""
+        """The workers that the run waits for before it begins, for a line of the log."""
         awaited = self.core.awaited(self.clock())
         if awaited is None:
             return {}

@@ -134,8 +134,8 @@ class RuleInput:
 
 
 class UpdateRule(ABC):
-    """How a commit changes the central variable θ. A rule object is stateless: its state for a worker lies in that worker's
-    buffers, and its state for the run in `Shared`.
+    """The change that a commit makes to the central variable θ. A rule object is stateless: its state for a worker lies in that
+    worker's buffers, and its state for the run in `Shared`.
 
     A rule is a frozen dataclass; its fields are its settings. Options such as `--learning-rate` set the fields of the same
     name, `--rule NAME:KEY=VALUE` any other. `__post_init__` raises ValueError for an invalid value.
@@ -198,7 +198,7 @@ class UpdateRule(ABC):
 
     @property
     def caution(self) -> str:
-        """What settings that are valid, but probably not meant, will do; empty if there is nothing to say."""
+        """A warning of settings that are valid, but probably not meant; empty if there is nothing to say."""
         return ""
 
     def require_fitting(self, layout: Layout) -> None:
@@ -233,8 +233,8 @@ class UpdateRule(ABC):
         self.pull(theta, buffers)
 
     def ahead(self, rule_input: RuleInput, released: bool = False) -> float:
-        """How far the worker's snapshot lies ahead of θ after its commit, or once its held reply is released; 0 if it is θ. The
-        unit is the rule's."""
+        """The distance of the worker's snapshot ahead of θ after its commit, or once its held reply is released; 0 if it is θ.
+        The unit is the rule's."""
         return 0.0
 
     @abstractmethod

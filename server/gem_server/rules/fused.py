@@ -160,7 +160,7 @@ def _reply(source, answer, begin, end):  # type: ignore[no-untyped-def]
 
 @compiled(**_OPTIONS)
 def _used(moved, delta, against):  # type: ignore[no-untyped-def]
-    """How much of a commit's room is used: |θ_t − s|, or `against` times that if θ has moved against Δ."""
+    """The part of a commit's room that is used: |θ_t − s|, or `against` times that if θ has moved against Δ."""
     return abs(moved) * (against if (moved < _ZERO) != (delta < _ZERO) else _ONE)
 
 

@@ -16,7 +16,7 @@ _PIECE = 1 << 13  # elements that stay in the cache
 
 
 class Step(NamedTuple):
-    """How the pass makes Δ from a gradient.
+    """The way from a gradient to Δ in the pass.
 
     Attributes:
         moments: The proxy's displacement, which the pass completes, and an empty array; or the optimizer's moments.

@@ -23,7 +23,7 @@ _NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Displacement(NamedTuple):
-    """How far the proxy would move in one step: carry·moment + own·Δ. The fused kernel computes it, and stores it in `moment`
+    """The proxy's movement in one step: carry·moment + own·Δ. The fused kernel computes it, and stores it in `moment`
     (float32, shape (P,))."""
 
     moment: Vector

@@ -36,8 +36,8 @@ def gem(
 
 
 def used(moved: Vector, delta: Vector, against: np.float32) -> Vector:
-    """How much of a commit's room the others have used who moved θ by `moved` since the worker's snapshot, float32, shape (P,):
-    what goes against Δ counts `against` times."""
+    """The part of a commit's room that the others have used who moved θ by `moved` since the worker's snapshot, float32, shape
+    (P,): what goes against Δ counts `against` times."""
     return abs(moved) * np.where((moved < 0) == (delta < 0), np.float32(1), against)
 
 

@@ -81,7 +81,7 @@ class Certificates:
         return self._newest().ends
 
     def _newest(self) -> _Usable:
-        """What can be used of the files as they are now, or what could be used last."""
+        """The newest usable credentials: from the files as they are now, or those that were used last."""
         with self._lock:
             seen = self._files.stamps()
             if seen != self._usable_seen:

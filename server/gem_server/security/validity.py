@@ -1,4 +1,4 @@
-"""When a certificate ends. Python's ssl tells that of a peer's certificate alone."""
+"""The end of a certificate. Python's ssl tells that of a peer's certificate alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the server lives and whether it is ready, for the probes of its HTTP port."""
+"""The server's health: whether it lives and whether it is ready, for the probes of its HTTP port."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Health:
         self._beat_at, self._why_unready = math.inf, lambda: _ENDING
 
     def why_dead(self) -> str:
-        """Why the process should be replaced; empty if it lives."""
+        """The reason why the process should be replaced; empty if it lives."""
         silent = self._clock() - self._beat_at
         return f"the event loop has not turned for {silent:.0f} s" if silent > STUCK_SECONDS else ""
 
     def why_unready(self) -> str:
-        """Why workers can't train with this server now; empty if they can."""
+        """The reason why workers can't train with this server now; empty if they can."""
         return self.why_dead() or self._why_unready()

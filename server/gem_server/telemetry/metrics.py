@@ -219,7 +219,7 @@ class Metrics(Collector):
         yield from self._paces()
 
     def _paces(self) -> Iterator[Metric]:
-        """How long each worker's steps take, and what share of a batch they have."""
+        """The durations of each worker's steps, and the share of a batch that they have."""
         help_ = "Seconds that a whole batch takes the worker, from a reply to the next commit: a moving mean."
         paces = GaugeMetricFamily("gem_worker_pace_seconds", help_, labels=["worker"])
         help_ = "The share of a whole batch that the worker's gradients have now."
@@ -304,7 +304,7 @@ class Histogram:
         return HistogramMetricFamily(self._name, self._help, buckets=self.buckets(), sum_value=self.total)
 
     def buckets(self) -> list[tuple[str, int]]:
-        """How many values are at most each bound."""
+        """The number of values that are at most each bound."""
         return list(zip(self._labels, accumulate(self._counts.copy()), strict=True))
 
 
@@ -398,7 +398,7 @@ class _Labelled(Collector):
             yield labelled
 
 
-# -- helpers
+# -- samples of Prometheus
 
 
 def _texts(settings: Hyperparameters) -> dict[str, str]:

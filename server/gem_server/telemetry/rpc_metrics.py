@@ -1,4 +1,4 @@
-"""How long calls take, and how they fail, by method, as Prometheus metrics."""
+"""Durations and failures of calls, by method, as Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Traces:
 
 
 def _parts(times: CommitTimes, logged: bool) -> list[Part]:
-    """What a commit spent its time on, as far as it got."""
+    """The steps that a commit spent its time on, as far as it got."""
     all_parts = (
         ("wait to receive", times.upload_asked, times.upload_began),
         ("receive", times.upload_began, times.received),

@@ -1,4 +1,4 @@
-"""How long commits are on the network, as Prometheus metrics."""
+"""Durations of commits on the network, as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = (*(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 
 
 
 class Way(StrEnum):
-    """Where tensors go: gradients up to the server, θ down to a worker."""
+    """A direction of tensors: gradients up to the server, θ down to a worker."""
 
     UP = "up"
     DOWN = "down"

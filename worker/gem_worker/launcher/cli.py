@@ -73,7 +73,7 @@ def _complain(why: str) -> None:
 
 
 def _host(options: dict[str, Any]) -> Host:
-    """Where the workers are to run. Raises ClusterError."""
+    """The machines for the workers. Raises ClusterError."""
     if options["on"] == "local":
         return ThisMachine()
     try:

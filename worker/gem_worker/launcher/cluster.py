@@ -82,7 +82,7 @@ class Member(ABC):
         return False
 
     def restarted(self) -> str | None:
-        """How another program has restarted the process since the last call, as a phrase; None if it has not."""
+        """A phrase that says how another program has restarted the process since the last call; None if it has not."""
         return None
 
     @property
@@ -94,7 +94,7 @@ class Member(ABC):
         return self.log.read_bytes()[self.log_start :].decode(errors="replace") if self.log.exists() else ""
 
     def failure_excerpt(self) -> str:
-        """Why the process ended, from its log: the user's part of a traceback, else the last lines."""
+        """The reason why the process ended, from its log: the user's part of a traceback, else the last lines."""
         log = self.logged()
         return users_frames(log) or "\n".join(log.splitlines()[-5:])
 
@@ -404,7 +404,7 @@ def _ending(status: int | None) -> str:
 
 
 def _refusal(failure_excerpt: str) -> str:
-    """Why the server did not start: its last line of output, without the program's name."""
+    """The reason why the server did not start: its last line of output, without the program's name."""
     return (
         (failure_excerpt.splitlines() or ["the server did not start"])[-1].removeprefix("gem-server: ").removeprefix("Error: ")
     )

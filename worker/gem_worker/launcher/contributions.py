@@ -1,4 +1,4 @@
-"""What each worker has brought to a run: by the history, and by what the server said of it last."""
+"""Each worker's contribution to a run: by the history, and by what the server said of it last."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _with_optimizer_of_task(options: dict[str, Any], user_gave: set[str]) -> dic
 
 
 def _own_device(options: dict[str, Any], host: Host) -> str:
-    """Where this process evaluates the model: on the CPU if this machine need not have the workers' devices."""
+    """The device on which this process evaluates the model: on the CPU if this machine need not have the workers' devices."""
     return "cpu" if host.remote else str(options["device"])
 
 

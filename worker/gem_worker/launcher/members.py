@@ -32,7 +32,7 @@ _MAX_APPLY_THREADS = 8  # as gem-server's own default
 
 
 class Host(Protocol):
-    """Where the workers of a run are. As text, what it is called."""
+    """The machines of a run's workers. As text, what they are called."""
 
     @property
     def remote(self) -> bool:
@@ -58,7 +58,7 @@ class ThisMachine:
 
 
 class Place(NamedTuple):
-    """Where a server listens.
+    """The addresses of a server.
 
     Attributes:
         address: HOST:PORT for its clients.
@@ -135,7 +135,7 @@ def _flags_of_range(held: Range, peers: list[str]) -> list[str]:
 
 
 def _share_of_machine(servers: int) -> dict[str, Any]:
-    """What each of several servers may take of the machine's cores and memory."""
+    """The part of the machine's cores and memory that each of several servers may take."""
     threads = min(_MAX_APPLY_THREADS, cores() // servers or 1)
     return {"apply_threads": threads, "memory_limit": default_limit() // servers}
 

@@ -150,7 +150,7 @@ class RunMonitor:
 
     @property
     def failed_evaluation(self) -> str | None:
-        """What the task did wrong in an evaluation, with its part of the traceback; None if nothing."""
+        """The task's error in an evaluation, with its part of the traceback; None if nothing."""
         if (failure := self._scorer.failure) is None:
             return None
         text = str(failure) if isinstance(failure, TaskError) else users_frames("".join(traceback.format_exception(failure)))

@@ -166,7 +166,7 @@ def _require_changeable(changed: set[str]) -> None:
 
 
 def _written(name: str) -> str:
-    """How a user writes an option or a setting."""
+    """An option or a setting as a user writes it."""
     return flag(name) if name in DECLARATIONS else settings_of("train")[name].option.partition("/")[0] or name
 
 

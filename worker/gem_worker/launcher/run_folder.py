@@ -65,7 +65,7 @@ class RunFolder:
         self._elsewhere: Path | None = None
 
     def checkpoints_of(self, held: Range) -> Path:
-        """Where a server keeps its checkpoints: `checkpoints`, or checkpoints/range-I if there are several servers."""
+        """The folder in which a server keeps its checkpoints: `checkpoints`, or checkpoints/range-I of several servers."""
         return self.checkpoints if held.whole else self.checkpoints / f"{_RANGE}{held.index}"
 
     def count_ranges(self) -> int:
@@ -171,7 +171,7 @@ class RunFolder:
 
     @property
     def misplaced(self) -> str | None:
-        """Which results are not in the folder, and why; None if all are."""
+        """The results that are not in the folder, and why; None if all are."""
         if self._no_room is None:
             return None
         why = f"can't write to {self.path}: {self._no_room.strerror or self._no_room}"

@@ -1,4 +1,4 @@
-"""When a worker may compute a gradient, and the minimum time that takes (simulated compute time)."""
+"""Limits of a worker's steps: when it may compute a gradient, and the minimum time that takes (simulated compute time)."""
 
 from __future__ import annotations
 

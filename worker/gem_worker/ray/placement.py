@@ -1,4 +1,4 @@
-"""Where Ray may run a process of workers, and what it reserves there."""
+"""The nodes on which Ray may run a process of workers, and what it reserves there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMESPACE = "gem"  # of the actors' names
 
 @dataclass(frozen=True)
 class Placement:
-    """What Ray is asked for each process of workers.
+    """The request to Ray for each process of workers.
 
     Attributes:
         resources: What it reserves, by name; some node must have that much.
@@ -68,7 +68,7 @@ class Placement:
         )(Worker)
 
     def why_waiting(self, nodes: list[dict[str, Any]]) -> str | None:
-        """Why workers would wait for ever on these nodes, as `ray.nodes` returns them; None if one has what they need."""
+        """The reason why workers would wait for ever on these nodes of `ray.nodes`; None if one has what they need."""
         alive = [node for node in nodes if node["Alive"]]
         if any(self._fits(node["Resources"], node["Labels"]) for node in alive):
             return None
