@@ -72,6 +72,7 @@ def test_turns_that_say_nothing_of_the_width_are_not_counted() -> None:
 
 def test_no_fewer_than_the_least_are_tried() -> None:
     width = Width()
-    assert width.at_least(3) == 3
+    width.set_minimum(3)
+    assert width.now == 3
     assert min(after(width, 6 * TURNS_BETWEEN_TRIALS, lambda now: 100.0)) == 3
     assert min(after(Width(), 6 * TURNS_BETWEEN_TRIALS, lambda now: 100.0)) == 1

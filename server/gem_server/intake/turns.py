@@ -199,8 +199,8 @@ class Turns(Generic[T]):
         """A slot for a transfer, if it may begin; None if it has to wait."""
         have_one = sum(other.alone and not other.slow for other in self._turns.values())
         if turn.alone:
-            width = self._width.at_least(max(1, IN_FLIGHT // turn.nbytes))
-            if have_one >= max(1, min(width, self._workers() // 2)):
+            self._width.set_minimum(max(1, IN_FLIGHT // turn.nbytes))
+            if have_one >= max(1, min(self._width.now, self._workers() // 2)):
                 return None
         slot = self._acquire(turn)
         if slot is not None:

@@ -21,21 +21,20 @@ class Width:
 
     Attributes:
         now: How many may have a turn at the same time.
-        least: No fewer are tried.
+        minimum: No fewer are tried.
     """
 
     now: int = 1
-    least: int = 1
+    minimum: int = 1
     _step: int = 1
     _rested: int = TURNS_BETWEEN_TRIALS
     _before: tuple[int, float] | None = None  # what there was before a try: the width, and the rate
     _rates: list[float] = field(default_factory=list)
 
-    def at_least(self, least: int) -> int:
-        """Sets the least. Returns how many may have a turn at the same time."""
-        self.least = least
-        self.now = max(self.now, least)
-        return self.now
+    def set_minimum(self, minimum: int) -> None:
+        """Sets how many may always have a turn at the same time."""
+        self.minimum = minimum
+        self.now = max(self.now, minimum)
 
     def ended(self, begun_under: int, together: int, pace: float) -> None:
         """A turn has ended.
@@ -57,7 +56,7 @@ class Width:
             self._judge(*self._before, rate)
         elif self._rested >= TURNS_BETWEEN_TRIALS:
             self._before = self.now, rate
-            self.now += self._step if self.now + self._step >= self.least else 1
+            self.now += self._step if self.now + self._step >= self.minimum else 1
 
     def _judge(self, width: int, before: float, rate: float) -> None:
         self._before = None
