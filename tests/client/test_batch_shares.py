@@ -62,7 +62,7 @@ def test_every_sample_of_every_epoch_is_covered_whatever_the_shares_and_once_if_
                 event, member.links.leader.batch_share = next(script, ("commit", 0.25))
                 match event:
                     case "skip":
-                        seen.update(index for each in shards._in_hand[:together] for index in each.indices)
+                        seen.update(index for each in shards._hand._batches[:together] for index in each.indices)
                         shards.skip(together)
                     case "lose the commit":
                         shards.lost(shards.claim(None))

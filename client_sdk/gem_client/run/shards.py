@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from numbers import Integral
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from gem_api.errors import InvalidRequest
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.run.batch_sizes import batch_sizes, smallest_batch
+from gem_client.run.hand import Hand
 from gem_client.run.membership import Membership
 from gem_client.run.pending_commit import Batch, HeldShard
 from gem_client.transport.side_thread import SideThread
@@ -24,11 +25,6 @@ log = logging.getLogger("gem_client")
 
 IDLE_SECONDS = 0.5  # pause between two passes if nothing was committed: the same batches may come again at once
 MAX_UNREPORTED = 100  # finished shards that a worker has not reported yet; the server lets it hold 1,000
-ADVICE = (
-    "if the loop accumulates the gradients of k batches, make the Optimizer with batches_per_step=k; to leave a batch out on "
-    "purpose, call skip(); to read ahead, or to leave the loader early, use one made by ShardSampler.loader()"
-)
-MAX_TIMES_WITHOUT_STEP = 3  # a batch that the loop got so often without a step will never get one
 
 
 class LeasedShard(NamedTuple):
@@ -81,18 +77,12 @@ class Shards:
         self._held: dict[int, HeldShard] = {}  # shards that are not reported as complete yet
         self._due: deque[Batch | HeldShard] = deque()  # batches that come again, and shards that are not wholly cut yet
         self._share = 1.0  # of the batches of the step that batches are handed out for
-        self._in_hand: list[Batch] = []  # handed out; no commit and no skip covers them yet
+        self._hand = Hand()
         self._window: list[Batch] = []  # those of the local steps that the next commit covers
         self._claimed = 0  # batches of commits whose result is not known yet
-        self._delivered: int | None = None  # batches in hand that reached the loop; None if the loader does not report it
-        self._will_tell = False  # whether the next pass belongs to a loader that calls `deliver`
-        self._one_by_one = False  # whether the loop committed all batches in hand before it asked for more
-        self._asked_by = 0  # the thread that asked for the last batch
-        self._ended = False  # whether this pass hands out no more batches
         self._got_on = True  # whether a batch was committed or skipped since the pass began
         self._passes = 0
-        self._uncommitted = (0, 0)  # batches that the last commit did not cover, and how many commits in a row as many
-        self._warned = self._told_of_whole_batches = False
+        self._told_of_whole_batches = False
         self._ahead: Future[LeasedShard] | None = None
         self._completing: Future[None] | None = None
         self.complete = False
@@ -137,7 +127,7 @@ class Shards:
             elif not self._get_shard():
                 break
         with self._lock:
-            self._ended = True
+            self._hand.ended = True
         steps = self._member.hyperparameters.steps
         self.complete = self.complete or bool(steps and self._member.steps_done >= steps)
 
@@ -168,14 +158,14 @@ class Shards:
     def samples_in_hand(self) -> int:
         """Samples of the youngest batch that the loop has; 0 if it has none, or if that is not known."""
         with self._lock:
-            known = self._visible and (self._certain or self._ended)
-            return self._in_hand[self._visible - 1].samples if known else 0
+            known = self._hand.known
+            return known[-1].samples if known else 0
 
     @property
     def in_hand(self) -> int:
         """Batches that the loop has and that no commit and no skip covers yet; 0 if that is not known."""
         with self._lock:
-            return self._visible if self._certain or self._ended else 0
+            return len(self._hand.known)
 
     # -- what becomes of batches
 
@@ -224,24 +214,17 @@ class Shards:
         if not self._batch_size:
             raise InvalidRequest("no batch can be skipped: this session has no sampler. Make one first")
         with self._lock:
-            if not 0 < batches <= self._visible:
-                raise InvalidRequest(
-                    f"can't skip {batches} batches: {self._visible} are in hand. Skip each one once, instead of committing it"
-                )
-            skipped = self._take(self._visible - batches if self._certain else 0, batches)
-            self._note_balance()
-            self._settle(skipped)
+            self._settle(self._hand.skip(batches))
             self.skipped += batches
 
     def loader_tells(self) -> None:
         """Announces that the next pass belongs to a loader that calls `deliver`."""
-        self._will_tell = True
+        self._hand.loader_tells()
 
     def deliver(self) -> None:
         """The loader calls this when it gives the loop the next batch."""
         with self._lock:
-            if self._delivered is not None:
-                self._delivered += 1
+            self._hand.deliver()
 
     def wait_for_reports(self) -> None:
         """Waits until every shard that was complete is reported."""
@@ -251,27 +234,14 @@ class Shards:
     # -- batches
 
     def _claim(self, batches: int) -> list[Batch]:
-        """Returns the batches that a step on `batches` batches covers.
-
-        If the loop has more batches than that, it left some out and did not say which; those come again. With a loader that
-        calls `deliver`, the commit certainly covers the youngest batch, because the loop had it. Otherwise no batch is certain,
-        because the loop may have begun to read ahead. Raises InvalidRequest if it leaves out as many at each commit.
-        """
+        """Returns the batches that a step on `batches` batches covers: see `Hand.cover`."""
         with self._lock:
-            if not batches or not self._in_hand:
+            if not batches or not self._hand:
                 return []
-            if not self._certain:
-                claimed = self._take(0, batches)
-            elif self._visible <= batches:
-                claimed = self._take(0, self._visible)
-                self._uncommitted = (0, 0)
-            else:
-                keep = 0 if self._delivered is None else 1
-                self._note_uncommitted(self._visible, batches)
-                self._come_again(self._take(0, self._visible - keep))
-                claimed = self._take(0, keep)
+            claimed, again = self._hand.cover(batches)
+            self._due.extend(again)  # after the others
             self._claimed += len(claimed)
-            self._note_balance()
+            self._report()
             return claimed
 
     def _begin_pass(self) -> int:
@@ -282,21 +252,12 @@ class Shards:
         self._got_on = False
         with self._lock:
             self._passes += 1
-            if self._certain:  # the loop had the first ones; a loader has read the others ahead
-                had, unseen = self._in_hand[: self._visible], self._in_hand[self._visible :]
-            else:
-                had, unseen = self._all_held() if self._in_hand else [], []
-            if had:
-                self._warn("%d batches got no step, and come again", len(had))
-            self._note_without_step(had)
-            self._due.extendleft(reversed([*had, *unseen]))
-            self._in_hand.clear()
-            self._delivered = 0 if self._will_tell else None
-            self._will_tell = self._one_by_one = self._ended = False
+            again = self._hand.begin_pass(self._take_back_all)
+            self._due.extendleft(reversed(again))
             return self._passes
 
-    def _all_held(self) -> list[Batch]:
-        """All batches cut from held shards, for a pass that begins when it is not known which of them were committed."""
+    def _take_back_all(self) -> list[Batch]:
+        """Returns all batches cut from held shards, for a pass that begins if it is unknown which of them were committed."""
         self._due = deque(each for each in self._due if isinstance(each, HeldShard))
         for shard in self._held.values():
             shard.left = len(shard.batches)
@@ -306,7 +267,7 @@ class Shards:
     def _steps_left(self) -> bool:
         """Whether this worker still has to make the commit of the next batch."""
         steps = self._member.hyperparameters.steps
-        commits_ahead = (len(self._in_hand) + self._claimed) // self.batches_per_commit
+        commits_ahead = (len(self._hand) + self._claimed) // self.batches_per_commit
         return not steps or self._member.steps_done + commits_ahead < steps
 
     @property
@@ -342,7 +303,7 @@ class Shards:
             return False
         if response.HasField("shard"):
             self._hold(response.shard.shard_id, list(response.shard.indices), generation)
-        elif self._in_hand or self._claimed or self._held:
+        elif self._hand or self._claimed or self._held:
             return False  # the shards that the server waits for are this worker's own: let the caller commit them
         else:
             time.sleep(response.wait_seconds)
@@ -367,8 +328,7 @@ class Shards:
             batch = self._next_batch()
             if batch is None:
                 return None
-            self._in_hand.append(batch)
-            self._asked_by = threading.get_ident()
+            self._hand.add(batch)
             last = not self._due
         if last and self._ahead is None and self._steps_left and not self._must_report:
             self._ahead = self._ask()  # while the caller computes, so that the next batch need not wait for the network
@@ -376,7 +336,7 @@ class Shards:
 
     def _next_batch(self) -> Batch | None:
         """Takes the next batch that is due, or cuts it from a shard."""
-        if len(self._in_hand) % self.batches_per_step == 0:  # it begins a step
+        if len(self._hand) % self.batches_per_step == 0:  # it begins a step
             self._share = self.batch_share
         while self._due:
             due = self._due.popleft()
@@ -411,32 +371,6 @@ class Shards:
 
     # -- under the lock
 
-    @property
-    def _certain(self) -> bool:
-        """Whether it is known which of the batches handed out the loop has."""
-        return self._delivered is not None or self._one_by_one
-
-    @property
-    def _visible(self) -> int:
-        """Upper bound of the batches that the loop has."""
-        return len(self._in_hand) if self._delivered is None else self._delivered
-
-    def _take(self, first: int, count: int) -> list[Batch]:
-        taken = self._in_hand[first : first + count]
-        del self._in_hand[first : first + count]
-        if self._delivered is not None:
-            self._delivered -= len(taken)
-        return taken
-
-    def _note_balance(self) -> None:
-        """Notes whether the loop takes one batch at a time: it covered all batches before it asked for another one, in the same
-        thread. (Another thread that reads ahead might just have been slow.)"""
-        if self._in_hand or self._delivered is not None:
-            return
-        if not self._ended and self._asked_by == threading.get_ident():
-            self._one_by_one = True
-        self._report()
-
     def _settle(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             batch.shard.left -= 1
@@ -444,7 +378,7 @@ class Shards:
         self._report()
 
     def _report(self) -> None:
-        if not self._certain and self._in_hand:
+        if not self._hand.certain and self._hand:
             return  # the batches committed may be others than those that were counted
         for shard in [shard for shard in self._held.values() if shard.done]:
             # Reported before it is deleted here: otherwise a request for the next shard would give this one back first.
@@ -452,28 +386,3 @@ class Shards:
                 lease_id = self._member.registration.lease_id
                 self._completing = self._side.submit(self._member.complete_shard, lease_id, shard.shard_id)
             del self._held[shard.shard_id]
-
-    def _come_again(self, batches: Iterable[Batch]) -> None:
-        """The loop had these batches and made no step: they are due again, after the others."""
-        batches = list(batches)
-        self._note_without_step(batches)
-        self._due.extend(batches)
-
-    def _note_without_step(self, batches: Iterable[Batch]) -> None:
-        for batch in batches:
-            batch.times_without_step += 1
-            if batch.times_without_step == MAX_TIMES_WITHOUT_STEP:
-                raise InvalidRequest(f"a batch came {MAX_TIMES_WITHOUT_STEP} times and never got a step: {ADVICE}")
-
-    def _note_uncommitted(self, had: int, covered: int) -> None:
-        """Warns that a commit leaves out batches, and raises InvalidRequest if each one leaves out as many."""
-        before, times = self._uncommitted
-        self._uncommitted = had - covered, times + 1 if had - covered == before else 1
-        if self._uncommitted[1] == MAX_TIMES_WITHOUT_STEP:
-            raise InvalidRequest(f"each step covers {covered} of the {had} batches that the loop had for it: {ADVICE}")
-        self._warn("a step covers %d of the %d batches that the loop had for it; the others come again", covered, had)
-
-    def _warn(self, what: str, *numbers: int) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning(what + ". " + ADVICE[0].upper() + ADVICE[1:], *numbers)

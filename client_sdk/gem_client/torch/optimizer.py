@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import accumulate
 from typing import Any, NoReturn
 
 import torch
 from gem_api.errors import InvalidRequest, RejectedCommit
 from gem_api.hyperparameters import decay_of_workers
-from gem_api.layout import NAME_TENSORS, Vector
+from gem_api.layout import NAME_TENSORS
 from gem_api.schedule import rate
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,7 +29,7 @@ from gem_client.torch.parameters import (
     fingerprint,
     first_values,
 )
-from gem_client.torch.staging import Staging, on_cuda, receive
+from gem_client.torch.session_tensors import SessionTensors
 from gem_client.torch.watch import Watch
 
 log = logging.getLogger("gem_client")
@@ -143,8 +142,7 @@ class Optimizer(torch.optim.Optimizer):
         first = first_values(self._trained)
         super().__init__(trained, {"lr": 0.0})
         self._share_groups()
-        self._bound: Any = None
-        self._staging: Staging | None = None
+        self._tensors = SessionTensors(session, self._trained)
         self._generation = 0
         session.join(
             first,
@@ -344,9 +342,9 @@ class Optimizer(torch.optim.Optimizer):
         """The values that the parameters should hold; None if that is not known any more."""
         if self._local is not None and self._local.began_on:
             return self._local.began_on
-        if self._under_way or self._project or self._bound is not self._session.theta or self._base != self._session.base:
+        if self._under_way or self._project or not self._tensors.current or self._base != self._session.base:
             return None
-        return self._thetas
+        return list(self._tensors.thetas)
 
     def _gradients_are_new(self) -> bool:
         """Whether any gradient was written since the last step, and is not just zero."""
@@ -363,11 +361,11 @@ class Optimizer(torch.optim.Optimizer):
             self._commit_window(local)
 
     def _commit_window(self, local: LocalSteps) -> None:
-        self._bind()
-        local.write(self._gradients)
+        self._tensors.bind()
+        local.write(self._tensors.gradients)
         try:
             self.answer = self._session.commit(
-                self._written(),
+                self._tensors.written(),
                 loss=local.loss,
                 batches=0,  # those of the window's steps
                 base=self._base,
@@ -397,46 +395,18 @@ class Optimizer(torch.optim.Optimizer):
 
     def _gather(self) -> Any:
         """The gradients, weight decay included, in the session's buffer: float32, shape (P,)."""
-        self._bind()
+        self._tensors.bind()
         self._watch.warn_of_missing(self._settings.optimizer)
         with torch.no_grad():
-            for parameter, gradient, decay in zip(self._trained.values(), self._gradients, self._decays, strict=True):
+            for parameter, gradient, decay in zip(self._trained.values(), self._tensors.gradients, self._decays, strict=True):
                 copy_gradient(parameter, gradient, decay)
-        return self._written()
-
-    def _written(self) -> Vector:
-        """The session's buffer for a commit, with what `_gradients` hold."""
-        if self._staging is not None:
-            self._staging.fetch(self._session.gradient)
-        return self._session.gradient
-
-    def _bind(self) -> None:
-        """Makes tensors over the session's buffers, which a new lease replaces; or over page-locked memory, for CUDA."""
-        trained = list(self._trained.values())
-        staged = on_cuda(trained)
-        if self._bound is not self._session.theta or staged != (self._staging is not None):
-            self._bound = self._session.theta
-            self._staging = (self._staging or Staging(trained)) if staged else None
-            self._gradients = self._staging.gradients if self._staging else self._tensors(self._session.gradient)
-            self._thetas = self._staging.thetas if self._staging else self._tensors(self._session.theta)
-
-    def _tensors(self, packed: Vector) -> list[Tensor]:
-        """One tensor per parameter, over its part of a packed buffer. They are not views of one tensor: each is saved alone."""
-        ends = accumulate(parameter.numel() for parameter in self._trained.values())
-        return [torch.from_numpy(packed[end - p.numel() : end]) for p, end in zip(self._trained.values(), ends, strict=True)]
+        return self._tensors.written()
 
     def _load(self) -> None:
         """Copies the received θ into the parameters."""
-        self._bind()
         self._base = self._session.base
         self._follow_server()
-        if self._staging is not None:
-            self._staging.put(self._session.theta)
-        with torch.no_grad():
-            for parameter, theta in zip(self._trained.values(), self._thetas, strict=True):
-                receive(theta, parameter)
-        if self._staging is not None:
-            self._staging.loads_queued()
+        self._tensors.load()
         self._keep_projected()
         if self._local is not None:
             self._local.begin()
