@@ -10,7 +10,7 @@ import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import connect
-from gem_client.torch import Optimizer, local_sgd, local_steps, staging
+from gem_client.torch import Optimizer, local_sgd, local_steps, session_tensors, staging
 from gem_client.torch import optimizer as optimizer_module
 from gem_client.torch.staging import Staging
 from kit.server import config, serving
@@ -44,7 +44,7 @@ class LateDevice:
     def take_the_place_of_cuda(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(staging, "page_locked", lambda size: torch.full((size,), float("nan")))
         patch.setattr(staging, "marks", lambda parameters: [self])
-        patch.setattr(optimizer_module, "on_cuda", lambda parameters: True)
+        patch.setattr(session_tensors, "on_cuda", lambda parameters: True)
         for module in (local_sgd, local_steps):
             patch.setattr(module, "send", self.send)
         patch.setattr(optimizer_module, "copy_gradient", self.copy_gradient)

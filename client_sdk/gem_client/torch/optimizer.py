@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -338,13 +338,13 @@ class Optimizer(torch.optim.Optimizer):
             exact = at_end and self._project is None
             self._watch.require_unchanged(self._known_values(), all_values=at_end, exact=exact)
 
-    def _known_values(self) -> list[Tensor] | None:
+    def _known_values(self) -> Sequence[Tensor] | None:
         """The values that the parameters should hold; None if that is not known any more."""
         if self._local is not None and self._local.began_on:
             return self._local.began_on
         if self._under_way or self._project or not self._tensors.current or self._base != self._session.base:
             return None
-        return list(self._tensors.thetas)
+        return self._tensors.thetas
 
     def _gradients_are_new(self) -> bool:
         """Whether any gradient was written since the last step, and is not just zero."""
