@@ -33,7 +33,7 @@ def shows_progress_since_the_restart(page: str) -> dict[str, Any] | None:
 def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: Launch) -> None:
     launcher = launch("--workers", "2", "--epochs", "30")
     launcher.until_version(30)
-    launcher.kill_member("--name=worker-0")
+    launcher.kill_member("worker-0")
     launcher.until_it_says("worker-0 was killed by SIGKILL; restarting it")
     with Admin(launcher.address) as admin:
         kept = admin.checkpoint().version

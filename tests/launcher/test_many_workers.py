@@ -17,7 +17,7 @@ def test_five_workers_in_two_processes_survive_a_death_and_a_resume(launch: Laun
     launcher = launch("--workers", "5", "--processes", "2", "--steps", "80", *FEW, configured(evaluate_every=0.5))
     launcher.until_it_says("5 workers in 2 processes, rule gem")
     launcher.until_version(60)
-    launcher.kill_member("--first-worker=2")
+    launcher.kill_member("workers-2-4")
     launcher.until_it_says("workers-2-4 was killed by SIGKILL; restarting it")
     launcher.until_version(100)
     launcher.process.send_signal(signal.SIGINT)

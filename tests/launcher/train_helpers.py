@@ -37,6 +37,7 @@ class Launcher:
         command = [*(IN_BACKGROUND if background else []), sys.executable, "-m", "gem_worker.launcher.cli", *arguments]
         if "--resume" not in arguments:
             command += ["--runs", str(self._runs)]
+        self._command = command[command.index(sys.executable) :]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env=environment(*([path] if path else []))
@@ -92,15 +93,21 @@ class Launcher:
         return re.findall(r"server (127\.0\.0\.1:\d+),", self.output)
 
     def members(self) -> dict[int, str]:
-        """The cluster's processes: process id to command line."""
+        """The cluster's processes: process id to what the system says of each."""
         return self._processes() if self.address else {}
 
     def _processes(self) -> dict[int, str]:
-        addresses = self.addresses
-        return {pid: command for pid, command in command_lines() if any(address in command for address in addresses)}
+        """Servers and workers have the address in their command lines. A worker that is a copy of the launcher has the
+        launcher's, and its own name."""
+        marks = [*self.addresses, " ".join(self._command)]
+        return {
+            pid: f"{_name(pid)} {command}"
+            for pid, command in command_lines()
+            if pid != self.process.pid and any(mark in command for mark in marks)
+        }
 
     def kill_member(self, text: str) -> None:
-        """Kills -9 the one process of the cluster whose command line holds the text."""
+        """Kills -9 the one process of the cluster whose name or command line holds the text."""
         (pid,) = [pid for pid, command in self.members().items() if text in command]
         os.kill(pid, signal.SIGKILL)
 
@@ -112,6 +119,12 @@ class Launcher:
             for pid in self._processes():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return (Path("/proc") / str(pid) / "comm").read_text().strip()
+    return ""
 
 
 def command_lines() -> Iterator[tuple[int, str]]:
