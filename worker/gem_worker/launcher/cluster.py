@@ -29,6 +29,7 @@ MAX_RESTARTS = len(PAUSES)  # of one process in a row
 _OTHERS_SECONDS = 5.0  # in which the other workers show, before the first commit, whether they fail alike
 _STEADY_SECONDS = 60.0  # a worker that runs for so long, while commits are made, has recovered
 _STOP_SECONDS = 20.0
+_LISTEN_SECONDS = 5.0  # that workers, which would log that the server is not there, are held back at most
 
 
 class ClusterError(Exception):
@@ -197,9 +198,13 @@ class Cluster:
     failures: dict[str, str] = field(default_factory=dict)
     given_up: list[str] = field(default_factory=list)
 
-    def start(self) -> None:
+    def start(self, address: str = "") -> None:
+        """Starts the servers, and the workers once the leader listens at this address; after some seconds in any case."""
         for server in self.servers:
             server.start(*(["--resume"] if self.resume else []))
+        deadline = time.monotonic() + _LISTEN_SECONDS
+        while address and self.servers[0].running and not _listens(address) and time.monotonic() < deadline:
+            time.sleep(0.02)
         for worker in self.workers:
             worker.start()
 
@@ -390,6 +395,15 @@ def free_ports(hosts: Iterable[str]) -> list[int]:
             probe.bind((host, 0))
             ports.append(probe.getsockname()[1])
         return ports
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _environment(settings: Mapping[str, Any]) -> dict[str, str]:

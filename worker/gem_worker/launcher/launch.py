@@ -102,7 +102,7 @@ def _run(
     say(f"run {folder.path}: {_size(members, options, host)}, rule {rule_of(hyperparameters)}, task {options['task']}")
     _show_places(listening, folder)
     try:
-        members.start()  # while this process has one thread: workers may be copies of it
+        members.start(leader)  # while this process has one thread: workers may be copies of it
         with _task_errors():
             device = _own_device(options, host)
             monitor = RunMonitor(leader, members, folder, task, hyperparameters, options, device, token, report)
