@@ -39,7 +39,7 @@ class SessionTensors:
         return self._bound is self._session.theta
 
     def bind(self) -> None:
-        """Makes the tensors anew if the session has other buffers, or the parameters have moved to CUDA or from there."""
+        """Replaces the tensors if the session has other buffers, or the parameters have moved to or from CUDA."""
         staged = on_cuda(self._parameters)
         if not self.current or staged != (self._staging is not None):
             self._bound = self._session.theta

@@ -63,7 +63,7 @@ class Connection:
     """A worker's calls to the server. Each raises a GemError if it fails.
 
     A lease's commits travel by the first of these that works: shared memory, the lane over TCP, gRPC. This is chosen when the
-    lease begins. If a lane breaks, it is chosen anew under the same lease, and the pending commit is sent again with its
+    lease begins. If a lane breaks, it is chosen again under the same lease, and the pending commit is sent again with its
     sequence, so that nothing is lost or applied twice. gRPC takes over only if it answers while no lane can be opened: if it
     does not answer either, the server is away, and the call is retried. What breaks twice without a commit in between is given
     up: lanes that open and then break, for gRPC; and gRPC, for a new choice, because the server or the network was away.
@@ -263,7 +263,7 @@ class Connection:
         return before and self._broke
 
     def drop_stream(self) -> None:
-        """Ends the lane and the stream, if there are any. The next commit chooses anew."""
+        """Ends the lane and the stream, if there are any. The next commit chooses again."""
         self.chosen = False
         lane, self.lane = self.lane, None
         if lane is not None:

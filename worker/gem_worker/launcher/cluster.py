@@ -397,10 +397,15 @@ def free_ports(hosts: Iterable[str]) -> list[int]:
         return ports
 
 
-def _listens(address: str) -> bool:
+def require_listener(address: str, seconds: float) -> None:
+    """Raises OSError if nothing listens at a "host:port", ValueError if the port is no number."""
     host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+
+
+def _listens(address: str) -> bool:
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+        require_listener(address, 1.0)
     except OSError:
         return False
     return True

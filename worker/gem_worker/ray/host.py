@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from gem_api.process.progress import say
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
-from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError, Member
+from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError, Member, require_listener
 from gem_worker.ray.placement import Placement
 from gem_worker.ray.worker import CONTROL
 
@@ -135,10 +134,9 @@ def _init(address: str, runtime_env: dict[str, Any] | None) -> None:
 
 def _require_listener(address: str) -> None:
     """Raises ClusterError if nothing listens at a "host:port". Ray would try for minutes."""
-    host, separator, port = address.rpartition(":")
     try:
-        if separator:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        if ":" in address:
+            require_listener(address, _CONNECT_SECONDS)
     except (OSError, ValueError) as error:
         raise ClusterError(f"no Ray cluster at {address!r}: {error}; start one with `ray start --head`") from None
 
