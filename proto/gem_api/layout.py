@@ -197,7 +197,7 @@ class Layout:
         """One past the last element."""
         return self.bounds[1] if self.bounds is not None else self.parameters
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of parameters P that a buffer of this layout holds."""
         return self.end - self.begin

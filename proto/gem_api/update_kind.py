@@ -9,12 +9,12 @@ from gem_api.v1 import training_pb2 as pb
 
 UpdateKind = Literal["gradient", "delta"]
 KINDS: dict[UpdateKind, pb.UpdateKind] = {"gradient": pb.UPDATE_KIND_GRADIENT, "delta": pb.UPDATE_KIND_DELTA}
+_NAMES = {value: kind for kind, value in KINDS.items()} | {pb.UPDATE_KIND_UNSPECIFIED: "gradient"}
 
 
 def kind_of(message: pb.UpdateKind) -> UpdateKind:
     """The kind in a message; "gradient" if the field is not set. Raises InvalidRequest if there is no such kind."""
-    for kind, value in KINDS.items():
-        if message in (value, pb.UPDATE_KIND_UNSPECIFIED):
-            return kind
+    if (kind := _NAMES.get(message)) is not None:
+        return kind
     choices = ", ".join(f"{kind} ({value})" for kind, value in KINDS.items())
     raise InvalidRequest(f"update kind {message} does not exist: send one of {choices}")

@@ -48,7 +48,9 @@ def test_a_gradient_is_on_the_network_from_its_turn_to_its_last_byte(way: str, m
     monkeypatch.setattr(turns, "FIRST", 10 * PAUSE)
     monkeypatch.setattr(turns, "LONGEST", 10 * PAUSE)
     begin = turns.Turns.begin
-    monkeypatch.setattr(turns.Turns, "begin", lambda queue, client, nbytes, nearby: begin(queue, client, nbytes))  # from afar
+    monkeypatch.setattr(
+        turns.Turns, "begin", lambda queue, client, nbytes, nearby=False: begin(queue, client, nbytes)
+    )  # from afar
     with running(way, lease_seconds=3600.0) as (live, wire):
         ann, bob = wire.started("ann", LARGE), wire.join("bob", LARGE)
         bob.pull()

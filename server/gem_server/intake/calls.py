@@ -106,13 +106,14 @@ class Calls:
 
     def begin_exchange(self, call: Call, lease_id: str) -> bool:
         """Begins an exchange, until `end_exchange`. Returns whether this ended an older one, which may not stop at once."""
-        self._forget_lease(call)
-        mine = self._by_lease.setdefault(lease_id, set())
-        older = [other for other in mine if other.exchanging]
+        if call.lease_id != lease_id:
+            self._forget_lease(call)
+            self._by_lease.setdefault(lease_id, set()).add(call)
+            call.lease_id = lease_id
+        older = [other for other in self._by_lease[lease_id] if other.exchanging and other is not call]
         for other in older:
             other.end(Superseded("a newer call of the same lease replaced this one"))
-        call.lease_id, call.exchanging = lease_id, True
-        mine.add(call)
+        call.exchanging = True
         return bool(older)
 
     def exchanging(self, lease_id: str) -> bool:

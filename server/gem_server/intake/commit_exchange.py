@@ -203,12 +203,12 @@ class CommitExchange:
         result = messages.commit_result(applied, lease.base_version, lease.progress, share)
         format_ = theta_format(core, lease, self._message, theta)
         result.theta_dtype = format_.dtype
-        times.ready = intake.clock()
-        turn = await self._turn(
-            intake.replies, intake.replies.begin(lease.lease_id, format_.nbytes(core.central.size), call.nearby)
-        )
-        try:
+        times.ready = times.send_began = intake.clock()
+        turn = None
+        if not call.nearby:  # else it takes nothing from the network
+            turn = await self._turn(intake.replies, intake.replies.begin(lease.lease_id, format_.nbytes(core.central.size)))
             times.send_began = intake.clock()
+        try:
             await self._carrier.send(result, core.reply(lease), format_)
             times.sent = intake.clock()
         finally:

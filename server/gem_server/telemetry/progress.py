@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -110,7 +110,7 @@ class Progress:
     last: Applied | None = None
     evaluation: Evaluation | None = None
     evaluated_at: float = 0.0  # on the monotonic clock
-    workers: dict[str, WorkerProgress] = field(default_factory=dict)
+    workers: defaultdict[str, WorkerProgress] = field(default_factory=lambda: defaultdict(WorkerProgress))
     rejected: Counter[str] = field(default_factory=Counter)  # by name of the error
     received: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRANSPORTS, 0))  # commits, by transport
     nonfinite_losses: int = 0
@@ -129,7 +129,7 @@ class Progress:
             self.pi_median.add(applied.pi.median)
         if not self.holds_lease(applied.worker):
             return
-        worker = self.workers.setdefault(applied.worker, WorkerProgress())
+        worker = self.workers[applied.worker]
         worker.last = applied
         if applied.pi is not None:
             worker.pi_median.add(applied.pi.median)
@@ -147,13 +147,13 @@ class Progress:
     def record_transport(self, worker: str, transport: str) -> None:
         """Counts a commit whose gradient is complete, and notes how it came from a live worker."""
         self.received[transport] += 1
-        self.workers.setdefault(worker, WorkerProgress()).transport = transport
+        self.workers[worker].transport = transport
 
     def count_rejected(self, worker: str | None, error: str) -> None:
         """Counts a rejected commit, by the error's name. `worker` is None if the commit belongs to no live lease."""
         self.rejected[error] += 1
         if worker is not None:
-            self.workers.setdefault(worker, WorkerProgress()).rejected += 1
+            self.workers[worker].rejected += 1
 
     def evaluated(self, evaluation: Evaluation, now: float) -> None:
         self.evaluated_at, self.evaluation = now, evaluation
