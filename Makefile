@@ -69,6 +69,9 @@ $(INTEGRATIONS): requirements-integrations.lock $(DEV) $(DOCS)
 train: $(READY)
 	@$(BIN)/gem-train --optimizer adamw $(ARGS) || test $$? = 130
 
+# Tests start hundreds of processes, each of which would compile the project's code anew.
+test test-all test-slow test-docker test-wheel release: export PYTHONDONTWRITEBYTECODE =
+
 # The tests that have no target of their own.
 ALL := not slow and not docker and not wheel and not release
 

@@ -157,7 +157,9 @@ class Timeline:
         if version >= self._version:
             self._last |= found
         else:
-            at = np.interp([version], self._curves.highest("version"), self._curves.positions())
+            versions = self._curves.highest("version")
+            sampled = np.isfinite(versions)  # the other bins have an evaluation alone
+            at = np.interp([version], versions[sampled], self._curves.positions()[sampled])
             self._curves.add(at, {name: np.array([value], np.float64) for name, value in found.items()})
 
     def columns(self) -> dict[str, list[float]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import structlog
 from gem_api.curves import BINS
@@ -205,6 +206,17 @@ def test_what_is_not_a_number_in_a_history_counts_as_unknown(damage: str, tmp_pa
     assert (curves["version"][-1], curves["loss"][-1]) == (2, 0.5)
     assert known(curves["pi_median"]) == []
     assert known(curves["seconds"]) == list(curves["seconds"])
+
+
+def test_every_evaluation_of_a_history_is_on_the_curves() -> None:
+    """Samples are a little further apart than bins are wide: some bins have an evaluation and no sample."""
+    timeline, versions = Timeline(), np.arange(1.0, 1001.0)
+    timeline.replay({"version": versions, "unix_seconds": 0.09 * versions})
+    for version in versions:
+        timeline.evaluated(version, loss=version, accuracy=None)
+    losses = known(timeline.columns()["evaluation_loss"])
+    assert losses == sorted(losses)
+    assert sum(losses) / len(losses) == pytest.approx(versions.mean(), rel=0.02)
 
 
 def test_a_resumed_run_shows_its_earlier_curve(watched: Watched, tmp_path: Path) -> None:
