@@ -299,26 +299,30 @@ def test_how_often_one_that_ends_is_started(task: Task, status: int, starts: int
 
 
 @pytest.mark.parametrize(
-    ("wrong", "number", "status", "says"),
+    ("number", "arguments", "wrong", "says"),
     [
-        ("done", 0, 2, "to extend it, delete run/address"),
-        ("no interface", 0, 2, "no address on --interface ib9"),
-        ("no address", 0, 2, "no address on --interface ib9"),
-        ("no gem-ctl", 0, 2, "activate the virtual environment"),
-        ("no gem-ctl", 3, 2, "activate the virtual environment"),
-        ("no array", 0, 1, "submit a job array: sbatch --array="),
+        (0, "run", "done", "to extend it, delete run/address"),
+        (0, "--interface ib9 run", "no interface", "no address on --interface ib9"),
+        (0, "--interface ib9 run", "no address", "no address on --interface ib9"),
+        (0, "run", "no gem-ctl", "activate the virtual environment"),
+        (3, "run", "no gem-ctl", "activate the virtual environment"),
     ],
 )
-def test_what_can_not_begin_ends_at_once_and_says_why(task: Task, wrong: str, number: int, status: int, says: str) -> None:
+def test_what_can_not_begin_ends_at_once_and_says_why(task: Task, number: int, arguments: str, wrong: str, says: str) -> None:
     if wrong == "done":
         (task.folder / "run/address").write_text("done\n")
     elif wrong == "no gem-ctl":
         (task.folder / "bin/gem-ctl").unlink()
-    task.stands_in("ip", "" if wrong == "no address" else 'echo "Device $5 does not exist." >&2; exit 1')
-    variables = {"SLURM_ARRAY_TASK_ID": ""} if wrong == "no array" else {}
-    task.start(number, run="--interface ib9 run" if wrong in ("no interface", "no address") else "run", **variables)
-    ended, printed = task.end()
-    assert (bool(ended), task.calls("gem-server", "gem-worker")) == (True, [])
-    assert status in (ended, 1)
+    task.stands_in("ip", 'echo "Device $5 does not exist." >&2; exit 1' if wrong == "no interface" else "")
+    task.start(number, run=arguments)
+    status, printed = task.end()
+    assert (status, task.calls("gem-server", "gem-worker")) == (2, [])
     assert says in printed
-    assert task.calls("scancel") == (CANCEL if "--interface" in says else [])
+    assert task.calls("scancel") == (CANCEL if "--interface" in arguments else [])
+
+
+def test_a_job_that_is_no_array_is_told_so(task: Task) -> None:
+    task.start(0, SLURM_ARRAY_TASK_ID="")
+    status, printed = task.end()
+    assert status != 0
+    assert "submit a job array: sbatch --array=" in printed
