@@ -5,6 +5,7 @@ Mounting one takes the rights of root; where they are missing nothing is done.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -51,17 +52,7 @@ class DiskReport:
         return {**vars(self), "verdict": self.verdict.as_dict()}
 
     def text(self) -> str:
-        if not self.possible:
-            return "disk full: left out, it takes root to mount a small file system"
-        verdict, server = self.verdict, self.verdict.ranges[0]
-        return "\n".join(
-            [
-                f"disk full {self.stalls} times, went on {self.recovered} times, {self.workers_told} workers were told why; "
-                f"{server.acknowledged} commits acknowledged, {server.lost} lost, {server.doubled} doubled, "
-                f"θ {'equal to the replay' if server.theta_equal else 'NOT the replay'}",
-                *verdict.all_problems(),
-            ]
-        )
+        return json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
 
 
 @contextmanager

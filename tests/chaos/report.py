@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
-import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chaos.checker import Fate, Verdict
+from chaos.checker import Verdict
 from chaos.cluster import Cluster
 from chaos.server_process import ServerProcess
 from chaos.worker import Kind
@@ -65,35 +64,7 @@ class Report:
         return {**faults, **self.verdict.as_dict()}
 
     def text(self) -> str:
-        verdict, ranges = self.verdict, self.verdict.ranges
-        torn = ", ".join(f"{verdict.torn.get(fate, 0)} where {fate}" for fate in Fate if fate is not Fate.LEFT)
-        wrong = sum(each.thetas_wrong for each in ranges), sum(each.checkpoints_wrong for each in ranges)
-        lines = {
-            "model": f"{self.parameters} parameters, {self.workers} workers, seed {self.seed}, {self.seconds:.0f} s",
-            "killed with -9": f"server {self.server_kills} times, {self.server_kills_while_starting} more while it started; "
-            f"workers {self.worker_kills} times",
-            "killed with -9, by range": _by_range(self.kills_by_range),
-            "workers killed in between": f"{self.worker_kills_in_between}; {self.leases_expired} suspended until a lease ended",
-            "connections": ", ".join(f"{count} {kind}" for kind, count in sorted(self.connections.items())),
-            "commits by transport": ", ".join(f"{count} {via}" for via, count in self.transports.items()),
-            "start to serving": _spread(self.serving_seconds),
-            "start to first acknowledgement": _spread(self.first_acknowledgement_seconds),
-            "commits": f"{verdict.committed} acknowledged, {verdict.whole} in all ranges",
-            "applied, by range": _by_range(each.applied for each in ranges),
-            "tried more than once, by range": _by_range(each.resent for each in ranges),
-            "of smaller batches, by range": _by_range(each.smaller for each in ranges),
-            "replies held, by range": _by_range(each.released for each in ranges),
-            "lost, by range": _by_range(each.lost for each in ranges),
-            "doubled, by range": _by_range(each.doubled for each in ranges),
-            "not as sent, by range": _by_range(each.strange for each in ranges),
-            "torn commits, by range": f"{_by_range(verdict.torn_by_range)}: {torn}",
-            "versions at rest": _by_range(verdict.versions_at_rest),
-            "shards completed": verdict.shards_completed,
-            "θ seen": f"{sum(each.thetas_seen for each in ranges)} times, {wrong[0]} wrong",
-            "checkpoints": f"{sum(each.checkpoints for each in ranges)}, {wrong[1]} not equal to the replay",
-            "final θ, by range": _by_range("equal to the bit" if each.theta_equal else "NOT the replay's" for each in ranges),
-        }
-        return "\n".join([f"{name:32}{value}" for name, value in lines.items()] + verdict.all_problems())
+        return json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
 
     def kill_worker(self, cluster: Cluster, chance: random.Random, which: int | None = None) -> None:
         """Kills a worker, any by default. Another comes in its place, under the same name or a new one."""
@@ -122,13 +93,3 @@ class Report:
     def count_connections(self, cluster: Cluster) -> None:
         self.connections = dict(sum((server.faults for server in cluster.servers), Counter[str]()))
         self.transports = cluster.diaries.transports()
-
-
-def _by_range(values: Iterable[object]) -> str:
-    return " · ".join(map(str, values))
-
-
-def _spread(seconds: list[float]) -> str:
-    if not seconds:
-        return "none"
-    return f"median {statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s"

@@ -167,9 +167,6 @@ def left(request: pytest.FixtureRequest, runs: dict[int, Left], tmp_path: Path) 
     return Left(tmp_path / "left", request.param, list(runs[request.param].versions))
 
 
-two_servers = pytest.mark.parametrize("left", [2], indirect=True, ids=["two servers"])
-
-
 def test_an_honest_run_is_found_good(left: Left) -> None:
     verdict, servers = left.judge(), len(left.folders)
     made = STEPS * len(FORMATS) + 1
@@ -181,183 +178,126 @@ def test_an_honest_run_is_found_good(left: Left) -> None:
     assert all(server.checkpoints >= 2 and server.thetas_seen >= made for server in verdict.ranges)
 
 
-# -- a server's log and checkpoints, and what workers were told of them
+# -- what a checker must find
+
+FAULTS: list[Any] = []  # each with the number of servers, the words that name it, and the counter that has it
 
 
-def test_an_acknowledged_commit_that_the_log_lacks_is_lost(left: Left) -> None:
+def fault(words: str, counter: str = "", servers: int = 1) -> Callable[[Callable[[Left], None]], Callable[[Left], None]]:
+    """Adds a change of what a run left."""
+
+    def add(plant: Callable[[Left], None]) -> Callable[[Left], None]:
+        FAULTS.append(pytest.param(plant, servers, words, counter, id=plant.__name__))
+        return plant
+
+    return add
+
+
+@fault("was acknowledged as", "lost")
+def acknowledges_a_commit_that_the_log_lacks(left: Left) -> None:
     left.tell({**left.last_answer(), "sequence": STEPS + 1, "version": 1000})
-    assert left.judge().ranges[-1].lost == 1
 
 
-def test_an_acknowledgement_as_another_version_is_lost(left: Left) -> None:
-    answer = left.last_answer()
-    left.tell({**answer, "version": answer["version"] - 1})
-    assert left.judge().ranges[-1].lost == 1
-
-
-def test_a_log_without_its_last_commits_is_found(left: Left) -> None:
-    def cut(records: list[Record]) -> list[Record]:
-        at = max(at for at, each in enumerate(records) if is_commit(each) and each.fields["lease"] != left.torn()["lease"])
-        return records[:at]
-
-    left.change(cut)
-    verdict = left.judge()
-    assert verdict.ranges[-1].lost >= 1
-    assert not verdict.ranges[-1].theta_equal
-    if len(left.folders) > 1:
-        assert any("was acknowledged, and is in the ranges [0] only" in problem for problem in verdict.problems)
-
-
-def test_a_commit_that_is_applied_twice_is_doubled(left: Left) -> None:
+@fault("is applied as version", "doubled")
+def applies_a_commit_twice(left: Left) -> None:
     def twice(records: list[Record]) -> list[Record]:
         at = last_commit(records)
         again = records[at]._replace(fields={**records[at].fields, "version": records[at].fields["version"] + 1})
         return [*records[: at + 1], again, *records[at + 1 :]]
 
     left.change(twice)
-    verdict = left.judge()
-    assert [server.doubled for server in verdict.ranges] == [0, 1][-len(left.folders) :]
-    assert not verdict.ranges[-1].theta_equal
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda record: record._replace(payload=(bytes(len(record.payload[0])),)), id="gradient"),
-        pytest.param(
-            lambda record: record._replace(fields={**record.fields, "base_version": record.fields["base_version"] - 1}),
-            id="base",
-        ),
-        pytest.param(lambda record: record._replace(fields={**record.fields, "weight": 0.5}), id="share"),
-    ],
-)
-def test_a_commit_that_is_not_as_it_was_sent_is_strange(left: Left, change: Callable[[Record], Record]) -> None:
-    def another(records: list[Record]) -> list[Record]:
-        at = next(
-            at for at in range(last_commit(records), 0, -1) if is_commit(records[at]) and records[at].fields["dtype"] == 1
-        )
-        return [*records[:at], change(records[at]), *records[at + 1 :]]
-
-    left.change(another)
-    assert left.judge().ranges[-1].strange == 1
+@fault("is no commit that any worker sent", "strange")
+def changes_a_gradient(left: Left) -> None:
+    records = records_of(left.folders[-1] / "log")
+    at = max(at for at, each in enumerate(records) if is_commit(each) and each.fields["dtype"] == 1)
+    records[at] = records[at]._replace(payload=(bytes(len(records[at].payload[0])),))
+    left.change(lambda _: records)
 
 
-def test_a_hole_in_the_log_is_found(left: Left) -> None:
+@fault("which the log lacks")
+def damages_a_record(left: Left) -> None:
     path = left.folders[-1] / "log" / segment.name(1)
     content = bytearray(path.read_bytes())
     content[content.rindex(b"GEMr", 0, content.rindex(b"GEMr"))] ^= 1
     path.write_bytes(content)
-    verdict = left.judge()
-    assert not verdict.good
-    assert verdict.ranges[-1].problems
 
 
-@pytest.mark.parametrize(
-    ("file", "tensor"), [("model", "any"), ("workers", "moment"), ("workers", "snapshot"), ("workers", "spare_snapshot")]
-)
-def test_a_checkpoint_that_is_not_the_replay_to_the_bit_is_found(left: Left, file: str, tensor: str) -> None:
-    path = max(left.folders[-1].glob("checkpoint-*")) / f"{file}.safetensors"
-    tensors = load_file(path)
-    changed = next(values for name, values in tensors.items() if file == "model" or name.rpartition("/")[2] == tensor)
-    changed.reshape(-1).view(np.uint32)[0] ^= 1
-    save_file(tensors, path)
-    verdict = left.judge().ranges[-1]
-    assert verdict.checkpoints_wrong == 1
-    assert verdict.theta_equal == (file == "workers")
+def flips_a_bit_of(file: str, tensor: str) -> Callable[[Left], None]:
+    def plant(left: Left) -> None:
+        path = max(left.folders[-1].glob("checkpoint-*")) / f"{file}.safetensors"
+        tensors = load_file(path)
+        changed = next(values for name, values in tensors.items() if name.rpartition("/")[2] == tensor)
+        changed.reshape(-1).view(np.uint32)[0] ^= 1
+        save_file(tensors, path)
+
+    plant.__name__ = f"flips_a_bit_of_{tensor}"
+    return plant
 
 
-def test_a_run_that_begins_with_momentum_is_found(left: Left) -> None:
-    path = min(left.folders[-1].glob("checkpoint-*")) / "workers.safetensors"
-    tensors = load_file(path)
-    next(values for name, values in tensors.items() if name.endswith("/moment"))[0] = 1
-    save_file(tensors, path)
-    assert not left.judge().good
+for file, tensor in (("model", "bias"), ("workers", "moment"), ("workers", "snapshot")):
+    fault("is not the replay at record", "checkpoints_wrong")(flips_a_bit_of(file, tensor))
 
 
-@pytest.mark.parametrize("version", [3, 1000], ids=["that had another", "that was never reached"])
-def test_a_theta_that_no_version_had_is_found(left: Left, version: int) -> None:
-    left.tell({"event": "read", "lease": left.last_answer()["lease"], "version": version, "theta": 1, "dtype": "float32"})
-    assert left.judge().ranges[-1].thetas_wrong == 1
+@fault("a worker saw a θ of version 3", "thetas_wrong")
+def shows_a_theta_that_never_was(left: Left) -> None:
+    left.tell({"event": "read", "lease": left.last_answer()["lease"], "version": 3, "theta": 1, "dtype": "float32"})
 
 
-def test_a_reply_that_is_not_the_replay_to_the_bit_is_found(left: Left) -> None:
+@fault("the reply to commit", "thetas_wrong")
+def replies_with_another_theta(left: Left) -> None:
     left.tell({**left.last_answer(), "theta": 1})
-    assert left.judge().ranges[-1].thetas_wrong == 1
 
 
-def test_a_shard_that_was_acknowledged_and_is_not_in_the_log_is_found(left: Left) -> None:
+@fault("is in the log 0 times")
+def acknowledges_a_shard_that_the_log_lacks(left: Left) -> None:
     tell(left.diaries[0], {"event": "completed", "lease": left.last_answer()["lease"], "shard": 4})
-    assert not left.judge().good
 
 
-# -- what all servers have together
-
-
-def test_a_shard_that_is_completed_without_its_commits_is_found(left: Left) -> None:
+@fault("samples were acknowledged")
+def completes_a_shard_without_a_commit(left: Left) -> None:
     kept = [line for line in lines_in(left.diaries[4]) if not (line["event"] == "committed" and line["sequence"] == 1)]
     left.diaries[4].unlink()
     for line in kept:
         tell(left.diaries[4], line)
-    assert any("samples were acknowledged" in problem for problem in left.judge().problems)
 
 
-@two_servers
-def test_a_shard_that_another_than_the_leader_completes_is_found(left: Left) -> None:
-    completed = next(record for record in records_of(left.folders[0] / "log") if record.kind == "completed")
-    left.change(lambda records: [*records[:-5], completed, *records[-5:]])
-    assert any("range 1 has completed shards" in problem for problem in left.judge().problems)
+# -- several servers
 
 
-@two_servers
-def test_a_torn_commit_that_was_acknowledged_is_found(left: Left) -> None:
+@fault("was acknowledged before ranges [1] had answered", servers=2)
+def acknowledges_a_torn_commit(left: Left) -> None:
     tell(left.killed, {"event": "committed", **left.torn(), "batches": []})
-    verdict = left.judge()
-    assert all(server.good for server in verdict.ranges)
-    assert any("was acknowledged before ranges [1] had answered" in problem for problem in verdict.problems)
-    assert any("was acknowledged, and is in the ranges [0] only" in problem for problem in verdict.problems)
 
 
-@two_servers
-def test_a_torn_commit_of_a_worker_that_left_in_order_is_found(left: Left) -> None:
+@fault(Fate.LEFT, servers=2)
+def tears_the_commit_of_a_worker_that_left_in_order(left: Left) -> None:
     tell(left.killed, {"event": "closed"})
-    assert any(Fate.LEFT in problem for problem in left.judge().problems)
 
 
-@two_servers
+@fault("its lease went on", servers=2)
+def tears_a_commit_in_the_middle_of_a_lease(left: Left) -> None:
+    lease = left.torn()["lease"]
+    left.change(lambda records: [each for each in records if not (is_commit(each) and each.fields["lease"] == lease)])
+
+
+@fault("something else than its part", servers=2)
+def sends_another_part_of_the_gradient(left: Left) -> None:
+    sending = next(line for line in lines_in(left.diaries[0]) if line["event"] == "sending")
+    tell(left.diaries[0], {**sending, "parts": sending["parts"][::-1]})
+
+
+@pytest.mark.parametrize(("plant", "left", "words", "counter"), FAULTS, indirect=["left"])
+def test_a_fault_is_found(plant: Callable[[Left], None], left: Left, words: str, counter: str) -> None:
+    plant(left)
+    verdict = left.judge()
+    assert not verdict.good
+    assert any(words in problem for problem in verdict.all_problems()), verdict.all_problems()
+    assert not counter or getattr(verdict.ranges[-1], counter) == 1
+
+
+@pytest.mark.parametrize("left", [2], indirect=True)
 def test_a_torn_commit_of_a_lease_that_ended_is_counted_as_such(left: Left) -> None:
     tell(left.killed, {"event": "read", "range": 0, "lease": "another", "version": 10**6, "theta": 1, "dtype": "float32"})
     assert left.judge().torn == {Fate.ENDED: 1}
-
-
-@two_servers
-def test_a_torn_commit_in_the_middle_of_a_lease_is_found(left: Left) -> None:
-    lease = left.torn()["lease"]
-    left.change(lambda records: [each for each in records if not (is_commit(each) and each.fields["lease"] == lease)])
-    assert any("its lease went on" in problem for problem in left.judge().problems)
-
-
-def test_versions_at_rest_that_the_logs_do_not_have_are_found(left: Left) -> None:
-    left.versions[-1] += 1
-    assert any("at rest" in problem for problem in left.judge().problems)
-
-
-@two_servers
-def test_another_part_of_the_gradient_is_found(left: Left) -> None:
-    sending = next(line for line in lines_in(left.diaries[0]) if line["event"] == "sending")
-    tell(left.diaries[0], {**sending, "parts": sending["parts"][::-1]})
-    assert sum("something else than its part" in problem for problem in left.judge().problems) == 2
-
-
-@two_servers
-def test_ranges_of_two_runs_are_found(left: Left, tmp_path: Path) -> None:
-    other = Left(tmp_path / "other", 2, [])
-    with running(other) as lives:
-        join(lives[0].address, other.diaries[0], Kind()).close()
-    verdict = check([left.folders[0], other.folders[1]], left.diaries)
-    assert any("belongs to run" in problem for problem in verdict.problems)
-
-
-def test_a_server_without_files_is_found(left: Left, tmp_path: Path) -> None:
-    verdict = check([*left.folders[:-1], tmp_path / "nothing"], left.diaries)
-    assert not verdict.good
-    assert "there is no checkpoint" in verdict.ranges[-1].problems[0]

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from deploy.test_alerts import FOLDER, needs_promtool, promtool
 
@@ -62,6 +63,7 @@ def rare(test: dict[str, Any]) -> dict[str, Any]:
 
 
 @needs_promtool
+@pytest.mark.long
 def test_the_alerts_hold_with_a_scrape_every_30_seconds(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "alerts.yml", tmp_path)
     suite = yaml.load((FOLDER / "alerts_test.yml").read_text(encoding="utf-8"), yaml.BaseLoader)

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "gem"
 CI = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
 RELEASE, NAMESPACE = "demo", "ml"
+# The values that turn on everything for Prometheus and Grafana.
+METRICS = {"metrics": {kind: {"enabled": True} for kind in ("serviceMonitor", "prometheusRule", "dashboards")}}
 WITH_PODS = ("StatefulSet", "Deployment", "Job", "CronJob", "Pod")
 
 Object = dict[str, Any]

@@ -5,4 +5,4 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 if find_spec("helm_python") is None:
-    collect_ignore_glob = ["test_chart*.py", "test_runbook*.py"]
+    collect_ignore_glob = ["test_chart*.py"]

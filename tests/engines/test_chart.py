@@ -6,6 +6,7 @@ test_chart_golden.py shows what is rendered; here are the decisions that one can
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,20 @@ import helm_python
 import kubernetes_validate
 import pytest
 import yaml
-from engines.chart import CHART, CI, ROOT, Object, environment, found, objects, pod_specs, rendered, schema_of, values_of
+from engines.chart import (
+    CHART,
+    CI,
+    METRICS,
+    ROOT,
+    Object,
+    environment,
+    found,
+    objects,
+    pod_specs,
+    rendered,
+    schema_of,
+    values_of,
+)
 from gem_api import __version__
 
 NEWEST, *OLDER = "1.37", "1.33", "1.29"  # the oldest of Chart.yaml
@@ -103,28 +117,23 @@ def test_scaling_changes_the_job_in_place_and_nothing_but_the_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "same"),
     [
-        {"task": "mnist"},
-        {"indexed": True},
-        {"config": {"threads": 2}},
-        {"image": {"tag": "2"}},
-        {"resources": {"limits": {"memory": "3Gi"}}},
-        {"config": {"epochs": 500}},  # a Job that is done does not start again
+        ({"task": "mnist"}, False),
+        ({"indexed": True}, False),
+        ({"config": {"threads": 2}}, False),
+        ({"image": {"tag": "2"}}, False),
+        ({"resources": {"limits": {"memory": "3Gi"}}}, False),
+        ({"config": {"epochs": 500}}, False),  # a Job that is done does not start again
+        ({"backoffLimit": 7}, True),
+        ({"ttlSecondsAfterFinished": 0}, True),
+        ({"config": {"learning_rate": 0.2}}, True),
     ],
     ids=str,
 )
-def test_what_a_job_cannot_change_makes_another_job(change: Object) -> None:
-    names = {job()["metadata"]["name"], job(**change)["metadata"]["name"]}
-    assert len(names) == 2
-
-
-@pytest.mark.parametrize(
-    "change", [{"backoffLimit": 7}, {"ttlSecondsAfterFinished": 0}, {"config": {"learning_rate": 0.2}}], ids=str
-)
-def test_what_a_job_can_change_keeps_it(change: Object) -> None:
+def test_what_a_job_cannot_change_makes_another_job(change: Object, same: bool) -> None:
     changed = job(**change)
-    assert changed["metadata"]["name"] == job()["metadata"]["name"]
+    assert (changed["metadata"]["name"] == job()["metadata"]["name"]) == same
     assert changed["spec"].get("ttlSecondsAfterFinished") == change.get("ttlSecondsAfterFinished"), "0 is a time, too"
 
 
@@ -185,21 +194,25 @@ def test_large_numbers_stay_whole_numbers() -> None:
     assert (user["runAsUser"], type(user["runAsUser"])) == (1_000_690_000, int)
 
 
-PAGES = (CHART / "README.md", ROOT / "docs/guides/kubernetes.md")
+# The pages, and the release that each tells of.
+PAGES = {CHART / "README.md": "demo", ROOT / "docs/guides/kubernetes.md": "demo", ROOT / "docs/runbook.md": "digits"}
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pages
 def test_a_page_names_objects_that_exist(page: Path) -> None:
-    names = {each["metadata"]["name"] for each in objects()}
-    stateful = found(objects(), "StatefulSet")
+    of = objects(METRICS, PAGES[page])
+    names = {each["metadata"]["name"] for each in of}
+    stateful = found(of, "StatefulSet")
     (claim,) = (each["metadata"]["name"] for each in stateful["spec"]["volumeClaimTemplates"])
     pods = [f"{stateful['metadata']['name']}-{index}" for index in range(2)]  # the second with `server.ranges`
-    quoted = set(re.findall(r"[\w-]*demo-gem[\w-]*", page.read_text(encoding="utf-8")))
-    workers = {name for name in quoted if re.fullmatch(r"demo-gem-worker-(HASH|[0-9a-f]{8}-\d)", name)}
+    quoted = set(re.findall(rf"[\w-]*{PAGES[page]}-gem[\w-]*", page.read_text(encoding="utf-8")))
+    workers = {name for name in quoted if re.fullmatch(r"\w+-gem-worker-(HASH|[0-9a-f]{8}-\d)", name)}
+    assert quoted
     assert quoted - workers <= names | {*pods, f"{claim}-{pods[0]}"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pages
 def test_a_page_names_values_that_exist(page: Path) -> None:
     known = schema_of("")["properties"]
     paths = re.findall(r"(?:--set |`)([a-z]\w*(?:\.\w+)+)(?=[=:`])", page.read_text(encoding="utf-8"))
@@ -210,7 +223,7 @@ def test_a_page_names_values_that_exist(page: Path) -> None:
         assert schema_of(path), f"{page.name}: there is no value {path}"
 
 
-BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGES[1].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", [*PAGES][1].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("block", range(2))
@@ -221,3 +234,17 @@ def test_values_that_the_page_shows_are_accepted_and_valid(block: int) -> None:
         if "gateway" not in each["apiVersion"]:
             kubernetes_validate.validate(each, NEWEST, strict=True)
     assert len(BLOCKS) == 2
+
+
+def test_the_runbooks_pod_that_moves_checkpoints_is_valid_and_mounts_the_servers_volume() -> None:
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"kubectl apply -n ml -f - <<'END'\n(.*?)^    END$", page, re.DOTALL | re.MULTILINE)
+    pod, stateful = yaml.safe_load(textwrap.dedent(text)), found(objects(release="digits"), "StatefulSet")
+    kubernetes_validate.validate(pod, NEWEST, strict=True)
+    (volume,), (claim,) = pod["spec"]["volumes"], stateful["spec"]["volumeClaimTemplates"]
+    assert volume["persistentVolumeClaim"]["claimName"] == f"{claim['metadata']['name']}-{stateful['metadata']['name']}-0"
+    server, (container,) = stateful["spec"]["template"]["spec"], pod["spec"]["containers"]
+    assert container["image"] == server["containers"][0]["image"]
+    assert pod["spec"]["securityContext"].items() <= server["securityContext"].items()
+    (mount,) = container["volumeMounts"]
+    assert mount in server["containers"][0]["volumeMounts"]

@@ -1,37 +1,28 @@
-"""The chart's monitors, alerts and dashboards, rendered by Helm: valid, and each release's about its own run alone."""
+"""The chart's monitors, alerts and dashboards, rendered by Helm: each release's are about its own run alone.
+
+Two releases of one name, in two namespaces, are two runs.
+"""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from deploy.test_dashboards import GENERATE
-from engines.chart import ROOT
-from engines.monitoring import Release, render
+from engines.chart import METRICS, ROOT, Object, found, objects
 from gem_dashboards.boards import DASHBOARDS
 from kit.scripts import script
-from telemetry.exported import TARGET, exported
+from telemetry.exported import TARGET, exported, metrics_of
 
-PROMETHEUS = ROOT / "deploy" / "prometheus"
-# Two releases of one name in two namespaces.
-FIRST, SECOND = (render(namespace, "digits") for namespace in ("ml", "research"))
 # What the operator's configuration adds to each target.
 OPERATORS_LABELS = {"namespace", "service", "pod", "container", "endpoint", "node"}
 
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
-
-# -- valid objects
-
-
-def boards(release: Release) -> list[dict[str, Any]]:
-    """The ConfigMaps with dashboards: all but that with the settings."""
-    return [one for one in release.all("ConfigMap") if "run.toml" not in one["data"]]
+@pytest.fixture(params=["ml", "research"])
+def release(request: pytest.FixtureRequest) -> tuple[list[Object], str]:
+    """The release `digits` in a namespace with all of its metrics on, and its run."""
+    return objects(METRICS, "digits", request.param), f"{request.param}/digits"
 
 
 def test_no_metric_has_a_label_that_a_target_has() -> None:
@@ -40,7 +31,21 @@ def test_no_metric_has_a_label_that_a_target_has() -> None:
         assert not labels.keys() & (OPERATORS_LABELS | TARGET), metric
 
 
-# -- the alerts
+def test_every_target_and_every_selector_of_an_alert_has_the_label_of_the_run(release: tuple[list[Object], str]) -> None:
+    of, run = release
+    for kind, endpoints, job in (
+        ("ServiceMonitor", "endpoints", "gem-server"),
+        ("PodMonitor", "podMetricsEndpoints", "gem-worker"),
+    ):
+        (endpoint,) = found(of, kind)["spec"][endpoints]
+        given = {each["targetLabel"]: each.get("replacement") for each in endpoint["relabelings"]}
+        assert given == {"job": job, "run": run, "instance": None}
+        assert given.keys() == TARGET
+    for group in found(of, "PrometheusRule")["spec"]["groups"]:
+        for rule in group["rules"]:
+            for metric in metrics_of(rule["expr"]):
+                uses = re.findall(rf"(?<![\w:]){metric}(?![\w:])(.{{0,40}})", rule["expr"])
+                assert all(use.startswith(f'{{run="{run}"') for use in uses), rule["expr"]
 
 
 @pytest.mark.parametrize(
@@ -58,68 +63,10 @@ def test_a_matcher_is_added_to_each_selector(expression: str, wanted: str) -> No
     assert script(GENERATE).limited(expression, "R") == wanted
 
 
-# -- promtool
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    """A folder with the rules of both releases, as the operator gives them to Prometheus."""
-    for name, release in {"first": FIRST, "second": SECOND}.items():
-        (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(release.one("PrometheusRule")["spec"]), encoding="utf-8")
-    return tmp_path
-
-
-def promtool(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def of_release(series: dict[str, Any], release: Release) -> dict[str, Any]:
-    """A series of alerts_test.yml with a release's labels."""
-    labels = f'run="{release.run}", namespace="{release.namespace}", '
-    named = re.sub(r"\b(\w+):9464", rf"{release.run}-gem-\1", series["series"])
-    return {**series, "series": named.replace("{", "{" + labels, 1)}
-
-
-@needs_promtool
-@pytest.mark.parametrize("part", range(4))  # each takes a while
-def test_each_release_fires_its_own_alerts_alone(files: Path, part: int) -> None:
-    """The tests of alerts_test.yml with the first release's labels, while the second release is healthy."""
-    text = (PROMETHEUS / "alerts_test.yml").read_text(encoding="utf-8")
-    suite = yaml.load(text, yaml.BaseLoader)  # as text: 0x60 means 61 zeros to promtool
-    healthy = [of_release(one, SECOND) for one in suite["tests"][0]["input_series"]]
-    suite["tests"] = suite["tests"][part::4]
-    for test in suite["tests"]:
-        test["input_series"] = [of_release(one, FIRST) for one in test["input_series"]] + healthy
-        for case in test.get("alert_rule_test", []):
-            case["exp_alerts"] = [expected(one, case["alertname"]) for one in case["exp_alerts"]]
-        for case in test.get("promql_expr_test", []):
-            case["exp_samples"] = [
-                {"labels": of_release({"series": one["labels"]}, FIRST)["series"], "value": float(one["value"])}
-                for one in case["exp_samples"]
-            ]
-    suite["rule_files"] = ["first.yml", "second.yml"]
-    (files / "test.yml").write_text(yaml.safe_dump(suite, allow_unicode=True), encoding="utf-8")
-    promtool(files, "test", "rules", "test.yml")
-
-
-def expected(alert: dict[str, Any], name: str) -> dict[str, Any]:
-    """What the first release's alert says, in place of compose's."""
-    labels, words = (
-        {key: re.sub(r"\b(\w+):9464", r"ml/digits-gem-\1", text) for key, text in part.items()} for part in alert.values()
-    )
-    if name == "GemServerAbsent":
-        words["summary"] += " of the run ml/digits"
-    return {"exp_labels": {**labels, "run": "ml/digits", "namespace": "ml"}, "exp_annotations": words}
-
-
-# -- the dashboards
-
-
-def test_the_dashboards_are_config_maps_that_grafanas_sidecar_finds() -> None:
-    files = {name for one in boards(FIRST) for name in one["data"]}
-    assert files == {f"{board.uid}.json" for board in DASHBOARDS}
-    for one in boards(FIRST):
+def test_the_dashboards_are_config_maps_that_grafanas_sidecar_finds(release: tuple[list[Object], str]) -> None:
+    boards: list[Any] = [one for one in release[0] if one["kind"] == "ConfigMap" and "run.toml" not in one["data"]]
+    assert {name for one in boards for name in one["data"]} == {f"{board.uid}.json" for board in DASHBOARDS}
+    for one in boards:
         ((name, text),) = one["data"].items()
         source = ROOT / "deploy" / "helm" / "gem" / "files" / "dashboards" / name.removeprefix("gem-")
         assert text == source.read_text(encoding="utf-8").strip()
@@ -127,7 +74,7 @@ def test_the_dashboards_are_config_maps_that_grafanas_sidecar_finds() -> None:
         assert len(text.encode()) < 1 << 18, "kubectl apply keeps a copy of at most 256 KiB"
 
 
-def test_a_release_fits_into_the_secret_that_helm_keeps_it_in() -> None:
+def test_a_release_fits_into_the_secret_that_helm_keeps_it_in(release: tuple[list[Object], str]) -> None:
     """1 MiB. Helm stores the chart and what it renders, compressed."""
     everything = sum(path.stat().st_size for path in (ROOT / "deploy" / "helm" / "gem").rglob("*") if path.is_file())
-    assert everything + sum(len(str(one)) for one in FIRST.objects) < 1 << 20
+    assert everything + sum(len(str(one)) for one in release[0]) < 1 << 20

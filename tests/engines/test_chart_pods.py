@@ -1,11 +1,10 @@
-"""The pods of the rendered chart, really started: a run with a stopped worker and a killed server, IPv6, and wrong set-ups.
+"""The pods of the rendered chart, really started: a run with a stopped worker and a killed server, IPv6, and several servers.
 
 Connections are encrypted, with the chart's own authority or one of cert-manager's kind.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterator
@@ -228,53 +227,3 @@ def test_a_worker_that_is_stopped_before_it_has_a_handler_ends_at_once(release: 
     worker.signal("TERM")
     assert ended(worker, 30) == 143, worker.logs()
     assert worker.logs() == "", "it was stopped while it imported"
-
-
-def test_wrong_set_ups_end_with_a_line_that_says_what_is_wrong(release: Release) -> None:
-    server = release.start_server()
-
-    spec = copy.deepcopy(release.server_pod.spec)
-    del spec["initContainers"]
-    spec["containers"][0]["volumeMounts"] = [
-        each for each in spec["containers"][0]["volumeMounts"] if each["name"] != "compiled"
-    ]
-    no_cache = release.cluster.pod("no-cache", spec, claims={"checkpoints": release.cluster.disk(GROUP)}).start()
-    wait_until(lambda: " serving " in no_cache.logs(), "the server to compile and serve", 120)
-    assert "no writable folder for compiled code" in no_cache.logs()
-    no_cache.signal("TERM")
-    assert ended(no_cache) == 0
-
-    spec = copy.deepcopy(release.server_pod.spec)
-    spec["containers"][0]["env"].append({"name": "GEM_LEARNING_RATE", "value": "fast"})
-    wrong_option = release.cluster.pod("wrong-option", spec, claims={"checkpoints": release.cluster.disk(GROUP)}).start()
-    assert ended(wrong_option) == 2
-    assert "'--learning-rate'" in wrong_option.logs()
-
-    jobs_pod = found(release.objects, "Job")["spec"]["template"]["spec"]
-    tokens = release.cluster._secrets["demo-gem-tokens"]
-    known = tokens["worker"]
-    tokens["worker"] = b"another-token-0123456789"
-    wrong_token = release.cluster.pod("wrong-token", jobs_pod).start()
-    assert ended(wrong_token) == 1
-    assert "the server does not know this token" in wrong_token.logs()
-    tokens["worker"] = known
-
-    spec = copy.deepcopy(jobs_pod)
-    next(each["secret"] for each in spec["volumes"] if each["name"] == "auth")["defaultMode"] = 0o444
-    open_token = release.cluster.pod("open-token", spec).start()
-    assert ended(open_token) == 2
-    assert "other users can read or change /etc/gem/auth/worker" in open_token.logs()
-
-    spec = copy.deepcopy(jobs_pod)
-    next(each for each in spec["containers"][0]["env"] if each["name"] == "GEM_TASK")["value"] = "gone:Task"
-    job = Job(release.cluster, found(release.objects, "Job"))
-    job._job["spec"]["template"]["spec"] = spec
-    job._job["spec"]["backoffLimit"] = 2
-    job.reconcile()
-    assert [ended(each) for each in job.running] == [2, 2]
-    assert (job.reconcile(), job.failures, len(job.running)) == ("running", 2, 2), "another machine may do better"
-    assert [ended(each) for each in job.running] == [2, 2]
-    assert job.reconcile() == "failed", "a task that no pod can load fails the Job"
-    assert "gone" in job.ended[0].logs()
-
-    assert server.running

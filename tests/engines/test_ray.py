@@ -21,10 +21,10 @@ from engines.ray_cluster import OnRay, RayCluster, ray_cluster
 from gem_client import Admin, Unauthenticated
 from gem_ctl.cli import main as ctl
 from gem_worker.launcher.cluster import MAX_RESTARTS
+from gem_worker.launcher.ray_host import Actor, RayHost, without_runs
+from gem_worker.launcher.ray_placement import Placement
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.ray import RunError
-from gem_worker.ray.host import Actor, RayHost, without_runs
-from gem_worker.ray.placement import Placement
 from kit.server import wait_until
 from kit.settings import configured
 from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, last_state, read_json
@@ -224,22 +224,20 @@ def test_what_can_not_start_is_one_error_and_leaves_no_folder(
     assert not list((tmp_path / "runs").glob("*"))
 
 
-def test_an_option_that_does_not_exist_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="gem-train has no option 'epoch'"):
-        gem_worker.ray.train("digits", epoch=3)
-    with pytest.raises(TypeError, match="gem-worker has no option 'epochs'"):
-        gem_worker.ray.join(NOBODY, "digits", epochs=3)
-
-
-def test_a_folder_that_can_not_be_resumed_is_one_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda folder: gem_worker.ray.train("digits", epoch=3), TypeError, "gem-train has no option 'epoch'"),
+        (lambda folder: gem_worker.ray.join(NOBODY, "digits", epochs=3), TypeError, "gem-worker has no option 'epochs'"),
+        (lambda folder: gem_worker.ray.join(NOBODY, token_file="token"), TypeError, "token="),
+        (lambda folder: gem_worker.ray.join(NOBODY, "digits", workers=1), RunError, NOBODY),
+        (lambda folder: gem_worker.ray.train(resume=folder), RunError, "is not the folder of a run that can be resumed"),
+    ],
+)
+def test_wrong_use_is_one_error(call: Callable[[Path], Any], error: type[Exception], says: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(RunError, match="is not the folder of a run that can be resumed"):
-        gem_worker.ray.train(resume=tmp_path)
-
-
-def test_joining_where_no_server_is_says_so() -> None:
-    with pytest.raises(RunError, match=re.escape(NOBODY)):
-        gem_worker.ray.join(NOBODY, "digits", workers=1)
+    with pytest.raises(error, match=re.escape(says)):
+        call(tmp_path)
 
 
 def _status(runs: Path) -> str:
@@ -308,11 +306,6 @@ def test_ctrl_c_before_a_run_begins_is_a_keyboard_interrupt(monkeypatch: pytest.
     monkeypatch.setattr(RayHost, "connect", interrupted)
     with pytest.raises(KeyboardInterrupt):
         gem_worker.ray.train("digits", address="local")
-
-
-def test_join_takes_the_token_itself() -> None:
-    with pytest.raises(TypeError, match="token="):
-        gem_worker.ray.join("127.0.0.1:1", token_file="token")
 
 
 def test_an_actors_token_is_not_shown(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 import ray
 from engines.ray_cluster import OnRay, RayCluster, ray_cluster
 from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
-from gem_worker.ray.host import RayHost
-from gem_worker.ray.placement import Placement
+from gem_worker.launcher.ray_host import RayHost
+from gem_worker.launcher.ray_placement import Placement
 from kit.pages import ROOT
 from kit.server import wait_until
 from kit.settings import configured
@@ -73,16 +73,14 @@ def test_what_ray_reserves_for_an_actor() -> None:
     assert Placement().actor_class()._default_options["scheduling_strategy"] is None, "a trial of Ray Tune keeps its own room"
 
 
-@pytest.mark.parametrize("text", ["CPU=inf", "CPU=nan", "CPU=-1", "CPU", "GPU=0.5.1", ""])
-def test_an_amount_that_ray_can_not_reserve_is_one_line(text: str) -> None:
-    with pytest.raises(ClusterError, match="--resources"):
-        Placement.parsed(text)
-
-
-@pytest.mark.parametrize("text", ["zone", "zone=a b", "=a", "zone=in(a", "zo ne=a"])
-def test_labels_that_ray_does_not_take_are_one_line(text: str) -> None:
-    with pytest.raises(ClusterError, match=re.escape(f"ray_labels {text!r}: write NAME=VALUE,..., such as zone=a,disk=!hdd (")):
-        Placement.parsed("CPU=1", text)
+@pytest.mark.parametrize(
+    ("resources", "labels", "says"),
+    [(amount, "", f"--resources {amount!r}: write NAME=AMOUNT") for amount in ("CPU=inf", "CPU=nan", "CPU=-1", "CPU", "")]
+    + [("CPU=1", label, f"ray_labels {label!r}: write NAME=VALUE") for label in ("zone", "zone=a b", "=a", "zone=in(a")],
+)
+def test_what_ray_does_not_take_is_one_line(resources: str, labels: str, says: str) -> None:
+    with pytest.raises(ClusterError, match=re.escape(says)):
+        Placement.parsed(resources, labels)
 
 
 @pytest.mark.parametrize(
@@ -117,5 +115,6 @@ def test_workers_stay_in_the_room_of_their_trial(placement: Placement, monkeypat
 
 def test_no_private_name_of_ray_is_used() -> None:
     """Such a name may mean something else in the next version."""
-    for path in (ROOT / "worker/gem_worker/ray").glob("*.py"):
+    worker = ROOT / "worker/gem_worker"
+    for path in (*worker.glob("ray/*.py"), *worker.glob("launcher/ray_*.py")):
         assert not re.search(r"\bray(\.\w+)*\._|import _", path.read_text(encoding="utf-8")), path

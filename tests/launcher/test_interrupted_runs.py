@@ -12,6 +12,7 @@ import pytest
 from gem_client import Admin
 from gem_ctl.local_runs import find_runs
 from kit.server import wait_until
+from kit.settings import configured
 from launcher.train_helpers import PATIENCE, Launch, assert_every_sample_accounted_for, last_state, read_json
 
 pytestmark = pytest.mark.timeout(900)
@@ -31,7 +32,8 @@ def shows_progress_since_the_restart(page: str) -> dict[str, Any] | None:
 
 
 def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: Launch) -> None:
-    launcher = launch("--workers", "2", "--epochs", "30")
+    task = ("--task", "kit.task:LinearDigits", configured(step_seconds=0.02))  # it takes no processor from the restarts
+    launcher = launch("--workers", "2", "--epochs", "30", *task)
     launcher.until_version(30)
     launcher.kill_member("worker-0")
     launcher.until_it_says("worker-0 was killed by SIGKILL; restarting it")

@@ -1,20 +1,20 @@
-"""gem-train --processes: many workers in few processes, and simulated step time."""
+"""gem-train --processes: many workers in few processes, with simulated step time."""
 
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 from kit.settings import configured
 from launcher.train_helpers import Launch, commits, read_json
 
-FEW = ("--shards", "replicate", "--batch-size", "8")
-
 
 @pytest.mark.slow
 def test_five_workers_in_two_processes_survive_a_death_and_a_resume(launch: Launch) -> None:
-    launcher = launch("--workers", "5", "--processes", "2", "--steps", "80", *FEW, configured(evaluate_every=0.5))
+    settings = configured(evaluate_every=0.5, step_seconds=0.01)
+    launcher = launch(
+        "--workers", "5", "--processes", "2", "--steps", "80", "--shards", "replicate", "--batch-size", "8", settings
+    )
     launcher.until_it_says("5 workers in 2 processes, rule gem")
     launcher.until_version(60)
     launcher.kill_member("workers-2-4")
@@ -29,7 +29,8 @@ def test_five_workers_in_two_processes_survive_a_death_and_a_resume(launch: Laun
     assert resumed.wait() == 0, resumed.output
     assert resumed.members() == {}
     summary = read_json(run / "summary.json")
-    assert (summary["workers"], summary["processes"], summary["step_seconds"]) == (5, 3, 0)
+    assert (summary["workers"], summary["processes"], summary["step_seconds"]) == (5, 3, 0.01)
+    assert "(simulated step time 0.01 s)" in resumed.output
     by_worker: dict[str, int] = {}
     for row in commits(run):
         by_worker[row["worker"]] = by_worker.get(row["worker"], 0) + 1
@@ -40,16 +41,3 @@ def test_five_workers_in_two_processes_survive_a_death_and_a_resume(launch: Laun
         "worker-0.log",
         "workers-1-2.log",
     }
-
-
-@pytest.mark.slow
-def test_a_run_with_simulated_step_time_says_so(launch: Launch, tmp_path: Path) -> None:
-    launcher = launch(
-        "--workers", "3", "--processes", "1", "--steps", "4", *FEW, configured(evaluate_every=0.5, step_seconds=0.2)
-    )
-    assert launcher.wait() == 0, launcher.output
-    assert "3 workers in 1 process, rule gem" in launcher.output
-    assert "(simulated step time 0.2 s)" in launcher.output
-    summary = read_json(launcher.folder / "summary.json")
-    assert (summary["processes"], summary["step_seconds"], summary["commits"]) == (1, 0.2, 12)
-    assert summary["start_seconds"] + summary["seconds"] >= 4 * 0.2

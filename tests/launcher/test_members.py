@@ -79,14 +79,33 @@ def cluster(workers: list[Placed], *, together: bool = True) -> tuple[Cluster, l
     return Cluster([], [*workers], said.append, ends_together=together), said
 
 
-def test_a_partitioned_run_is_over_although_a_worker_has_no_place(workers: list[Placed]) -> None:
-    all_, _ = cluster(workers)
-    workers[0].ending, workers[2].has_place = 0, False
-    assert not all_.finished, "worker-1 has not left yet"
-    workers[1].ending = 0
-    assert not all_.finished, "the server has not said so"
-    all_.asked(pb.RUN_STATE_COMPLETE, all_.done)
-    assert all_.finished
+WAITS = "waits"  # for a place
+
+
+@pytest.mark.parametrize(
+    ("endings", "together", "state", "over"),
+    [
+        pytest.param((0, None, WAITS), True, pb.RUN_STATE_COMPLETE, False, id="a worker has not left yet"),
+        pytest.param((0, 0, WAITS), True, None, False, id="the server has not said so"),
+        pytest.param((0, 0, WAITS), True, pb.RUN_STATE_COMPLETE, True, id="a worker that has no place does not matter"),
+        pytest.param((0, 0, WAITS), False, pb.RUN_STATE_COMPLETE, False, id="with steps for each worker, all matter"),
+        pytest.param((0, 0, 0), True, pb.RUN_STATE_DRAINING, False, id="the state says nothing of the run"),
+        pytest.param((0, 0, 0), True, pb.RUN_STATE_STALLED, False, id="nor does this one"),
+        pytest.param((3, 3, 3), True, None, True, id="all have diverged"),
+        pytest.param((WAITS, WAITS, WAITS), True, None, False, id="none has begun"),
+    ],
+)
+def test_when_a_run_is_over(
+    workers: list[Placed], endings: tuple[int | str | None, ...], together: bool, state: pb.RunState | None, over: bool
+) -> None:
+    all_, _ = cluster(workers, together=together)
+    for worker, ending in zip(workers, endings, strict=True):
+        worker.has_place, worker.ending = ending != WAITS, ending if isinstance(ending, int) else None
+    if state is not None:
+        all_.asked(state, all_.done)
+        all_.supervise(healthy=True, now=0.0)
+    assert all_.finished == over
+    assert [worker.starts for worker in workers] == [0, 0, 0]
 
 
 def test_a_worker_that_ends_well_before_the_run_is_complete_is_started_again(workers: list[Placed]) -> None:
@@ -103,18 +122,7 @@ def test_a_worker_that_ends_well_before_the_run_is_complete_is_started_again(wor
     assert said == ["worker-1 ended with status 0, but the run is not complete; restarting it"]
 
 
-@pytest.mark.parametrize("state", [pb.RUN_STATE_DRAINING, pb.RUN_STATE_STALLED])
-def test_a_state_that_says_nothing_of_the_run_starts_no_worker_again(workers: list[Placed], state: pb.RunState) -> None:
-    all_, _ = cluster(workers)
-    for worker in workers:
-        worker.ending = 0
-    all_.asked(state, all_.done)
-    all_.supervise(healthy=True, now=0.0)
-    assert [worker.starts for worker in workers] == [0, 0, 0]
-    assert not all_.finished
-
-
-@pytest.mark.parametrize("status", [1, 2, 139, -9])
+@pytest.mark.parametrize("status", [2, -9])
 def test_a_worker_that_dies_at_its_end_fails_no_complete_run(workers: list[Placed], status: int) -> None:
     all_, said = cluster(workers)
     all_.asked(pb.RUN_STATE_COMPLETE, ())
@@ -124,26 +132,6 @@ def test_a_worker_that_dies_at_its_end_fails_no_complete_run(workers: list[Place
         all_.supervise(healthy=True, now=float(now))
     assert all_.finished
     assert (workers[2].starts, said) == (0, [])
-
-
-def test_a_run_whose_workers_all_diverge_is_over(workers: list[Placed]) -> None:
-    all_, _ = cluster(workers)
-    for worker in workers:
-        worker.ending = 3
-    assert all_.finished
-
-
-def test_no_worker_done_is_no_end(workers: list[Placed]) -> None:
-    all_, _ = cluster(workers)
-    for worker in workers:
-        worker.has_place = False
-    assert not all_.finished
-
-
-def test_a_run_with_steps_for_each_worker_waits_for_all(workers: list[Placed]) -> None:
-    all_, _ = cluster(workers, together=False)
-    workers[0].ending, workers[1].ending, workers[2].has_place = 0, 0, False
-    assert not all_.finished
 
 
 @pytest.mark.parametrize(
@@ -306,21 +294,18 @@ def test_each_server_that_dies_is_started_again(servers: list[Placed], workers: 
     assert [server.starts for server in servers] == [1, 0, 1]
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_a_server_that_rejects_its_settings_ends_the_run(servers: list[Placed], number: int) -> None:
+@pytest.mark.parametrize(
+    ("committed", "error", "words"),
+    [(False, WrongSettings, "^no such thing$"), (True, ClusterError, "server-2 ended with status 2")],
+)
+def test_a_server_that_rejects_its_settings_ends_the_run(
+    servers: list[Placed], committed: bool, error: type[ClusterError], words: str
+) -> None:
     all_ = Cluster([*servers], [], print)
-    servers[number].ending = 2
-    servers[number].log.write_text("gem-server: no such thing\n")
-    with pytest.raises(WrongSettings, match=r"^no such thing$"):
-        all_.supervise(healthy=False, now=0.0)
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_a_server_that_can_not_start_again_ends_the_run_although_there_were_commits(servers: list[Placed], number: int) -> None:
-    all_ = Cluster([*servers], [], print)
-    all_.supervise(healthy=True, now=0.0)
-    servers[number].ending = 2
-    with pytest.raises(ClusterError, match=f"server-{number} ended with status 2"):
+    all_.supervise(healthy=committed, now=0.0)
+    servers[2].ending = 2
+    servers[2].log.write_text("gem-server: no such thing\n")
+    with pytest.raises(error, match=words):
         all_.supervise(healthy=False, now=0.0)
 
 
@@ -395,18 +380,13 @@ def test_several_servers_have_the_same_options_but_for_their_places(tmp_path: Pa
     assert (same[0]["durability"], same[0]["learning_rate"], same[0]["log_level"]) == ("log", 0.02, "error")
 
 
-def test_servers_share_the_cores_and_the_memory(tmp_path: Path) -> None:
-    (alone,) = command_lines(tmp_path, servers=1)
-    for count in (2, 3):
-        for each in command_lines(tmp_path, servers=count):
-            assert each["memory_limit"] == alone["memory_limit"] // count
-            assert each["apply_threads"] == max(1, min(8, cores() // count))
-
-
-def test_one_server_is_as_it_always_was(tmp_path: Path) -> None:
+def test_servers_share_the_cores_and_the_memory_which_one_has_alone(tmp_path: Path) -> None:
     (alone,) = command_lines(tmp_path, servers=1)
     assert (alone["range"], alone["peers"], alone["durability"], alone["apply_threads"]) == (WHOLE, (), "snapshot", 0)
     assert alone["checkpoint_dir"] == tmp_path / "checkpoints"
+    for each in command_lines(tmp_path, servers=3):
+        assert each["memory_limit"] == alone["memory_limit"] // 3
+        assert each["apply_threads"] == max(1, min(8, cores() // 3))
 
 
 def test_free_ports_differ() -> None:

@@ -42,21 +42,15 @@ def monitor(tmp_path: Path) -> Iterator[RunMonitor]:
     watching.close()
 
 
-def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(monitor: RunMonitor, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.commits.write_text("version,worker,discarded,staleness,samples,pi_median\n1,a,0,0,64,\n1,b,1,9,64,\n2,a,0,1,32,\n")
-    summary = monitor._summary("complete", read_commits(folder.commits), None, 1.0)
-    assert summary["samples"] == 64 + 32
-
-
 def test_the_summary_and_the_closing_lines_tell_what_each_worker_brought(monitor: RunMonitor, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.commits.write_text("version,worker,discarded,staleness,samples\n1,a,0,0,64\n1,b,1,9,64\n2,b,0,1,16\n3,a,0,1,64\n")
     known = pb.WorkerStatus(name="b", transport="tcp", batch_share=0.25, pace_seconds=2, waited_seconds=1.5)
     monitor._saw(pb.GetStatusResponse(workers=[known]))
     monitor._saw(pb.GetStatusResponse())  # it has left
-    each = monitor._summary("complete", read_commits(folder.commits), None, 1.0)["brought"]
-    nothing = {"share": None, "pace_seconds": None, "waited_seconds": None}
+    summary = monitor._summary("complete", read_commits(folder.commits), None, 1.0)
+    assert summary["samples"] == 64 + 16 + 64, "not those of the commit that the rule discarded"
+    each, nothing = summary["brought"], {"share": None, "pace_seconds": None, "waited_seconds": None}
     assert each == {
         "a": {"commits": 2, "batches": 2, **nothing},
         "b": {"commits": 1, "batches": 0.25, "share": 0.25, "pace_seconds": 2, "waited_seconds": 1.5},

@@ -39,25 +39,15 @@ def test_three_servers_train_one_model(launch: Launch) -> None:
     assert all("warning" not in log.read_text() for log in (run / "logs").iterdir())
     assert "trying again" not in launcher.output
     assert launcher.members() == {}
-
-
-def test_the_model_is_made_of_all_servers_parts(launch: Launch) -> None:
-    launcher = launch("--servers", "2", "--workers", "1", "--epochs", "2")
-    assert launcher.wait() == 0, launcher.output
-    run = launcher.folder
     model = safetensors.numpy.load_file(run / "model.safetensors")
     with safetensors.safe_open(run / "model.safetensors", framework="numpy") as file:
-        assert {int(file.metadata()["gem_version"])} == versions(run, 2) == {2 * COMMITS}
+        assert {int(file.metadata()["gem_version"])} == versions(run, 3)
     assert sum(value.size for value in model.values()) == 163_790
-    whole = 0
-    for index in range(2):
-        newest = max((run / "checkpoints" / f"range-{index}").glob("checkpoint-*"))
-        part = safetensors.numpy.load_file(newest / "model.safetensors")
-        same = [name for name in model if name in part]
-        assert same, "tensors that no boundary cuts have their own names"
-        assert all((model[name] == part[name]).all() for name in same)
-        whole += len(same)
-    assert whole >= len(model) - 1
+    newest = [max((run / "checkpoints" / f"range-{index}").glob("checkpoint-*")) for index in range(3)]
+    parts = [safetensors.numpy.load_file(path / "model.safetensors") for path in newest]
+    whole = [(part[name], model[name]) for part in parts for name in part if name in model]
+    assert len(whole) >= len(model) - 2, "tensors that no boundary cuts have their own names"
+    assert all((mine == saved).all() for mine, saved in whole)
 
 
 def test_each_server_is_killed_and_the_run_ends_complete_without_losing_a_commit(launch: Launch) -> None:

@@ -52,34 +52,29 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     return see
 
 
-def names(choice: str, workers: range = range(1)) -> list[str]:
-    return [str(device) for device in devices(choice, workers)]
-
-
 # -- which device
 
 
-def test_the_default_is_the_cpu_even_if_there_are_gpus(gpus: Any) -> None:
-    gpus(2)
-    (option,) = [option for option in worker.main.params if option.name == "device"]
-    assert names(str(option.default), range(3)) == ["cpu", "cpu", "cpu"]
-
-
-def test_auto_deals_the_gpus_to_the_workers_by_number(gpus: Any) -> None:
-    gpus(3)
-    assert names("auto", range(4)) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
-    assert names("auto", range(4, 6)) == ["cuda:1", "cuda:2"], "a second process must go on where the first one ended"
-
-
-def test_auto_is_the_cpu_if_there_is_no_gpu(gpus: Any) -> None:
-    gpus(0)
-    assert names("auto", range(2)) == ["cpu", "cpu"]
-
-
-def test_a_device_can_be_named(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(2)
+@pytest.mark.parametrize(
+    ("choice", "count", "workers", "expected"),
+    [
+        ("cpu", 2, range(3), ["cpu", "cpu", "cpu"]),
+        ("auto", 3, range(4), ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]),
+        ("auto", 3, range(4, 6), ["cuda:1", "cuda:2"]),  # a second process goes on where the first one ended
+        ("auto", 0, range(2), ["cpu", "cpu"]),
+        ("cuda", 2, range(1), ["cuda:0"]),
+        ("cuda:1", 2, range(1), ["cuda:1"]),
+        ("mps", 2, range(1), ["mps"]),
+    ],
+)
+def test_which_device_each_worker_gets(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, choice: str, count: int, workers: range, expected: list[str]
+) -> None:
+    gpus(count)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert [names(choice)[0] for choice in ("cpu", "cuda", "cuda:1", "mps")] == ["cpu", "cuda:0", "cuda:1", "mps"]
+    assert [str(device) for device in devices(choice, workers)] == expected
+    (option,) = [option for option in worker.main.params if option.name == "device"]
+    assert option.default == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -140,16 +135,10 @@ def test_the_workers_of_a_process_share_the_gpus_and_the_log_says_so(gpus: Any) 
     gpus(2)
     with serving() as live:
         seen, (logged, made) = worker_devices(live, "--device", "auto", "--workers", "3", "--first-worker", "5")
-    assert seen == ["cuda:1", "cuda:0", "cuda:1"]
-    assert logged == "cuda:1, cuda:0"
+        alone = worker_devices(live, "--device", "auto", "--first-worker", "3")
+    assert (seen, logged) == (["cuda:1", "cuda:0", "cuda:1"], "cuda:1, cuda:0")
     assert made == ["worker-5", "worker-6", "worker-7"]
-
-
-def test_a_worker_alone_in_its_process_takes_its_gpu_by_its_number(gpus: Any) -> None:
-    gpus(2)
-    with serving() as live:
-        seen, (logged, made) = worker_devices(live, "--device", "auto", "--first-worker", "3")
-    assert (seen, logged, made) == (["cuda:1"], "cuda:1", ["worker"])
+    assert alone == (["cuda:1"], ["cuda:1", ["worker"]])
 
 
 @pytest.mark.parametrize("processes", [1, 3])
@@ -164,9 +153,6 @@ def test_gem_train_gives_each_process_the_number_of_its_first_worker(gpus: Any, 
     assert [each["device"] for each in given] == ["auto"] * processes
     assert [number for each in given for number in work._numbers(each)] == [0, 1, 2]
     assert launch._on_devices(options) == " on cuda:0, cuda:1"
-
-
-def test_gem_train_says_nothing_of_the_cpu() -> None:
     assert launch._on_devices({"device": "cpu", "workers": 4}) == ""
 
 
@@ -184,16 +170,9 @@ def test_a_batch_of_any_shape_is_moved() -> None:
     assert isinstance(there["pair"], Pair)
     assert (there["pair"].inputs.device, there["pair"].targets, there["empty"]) == (META, 3, None)
     assert one.device == CPU
-
-
-def test_a_batch_with_a_method_to_is_asked() -> None:
-    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-    assert moved(packed, META).data.device == META
-
-
-def test_a_batch_for_the_cpu_stays_what_it_is() -> None:
-    batch = {"inputs": [torch.ones(2)]}
     assert moved(batch, CPU) is batch
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])  # it has a method `to`
+    assert moved(packed, META).data.device == META
 
 
 class Watched(nn.Linear):

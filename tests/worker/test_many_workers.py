@@ -15,14 +15,12 @@ from gem_worker.process import pool as pool_module
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.pool import WorkerPool
 from gem_worker.process.stopping import Stopping
-from gem_worker.process.work import _names
-from gem_worker.process.worker_task import worker_tasks
+from gem_worker.process.trainer import starts
 from gem_worker.process.worker_thread import WorkerThread, worst
 from kit.server import wait_until
 from kit.task import Line
 from prometheus_client.registry import CollectorRegistry
 from structlog.testing import CapturingLogger
-from torch import nn
 from torch.utils.data import TensorDataset
 
 WAIT = 30.0
@@ -36,9 +34,6 @@ class Counting(Line):
     def training_data(self) -> TensorDataset:
         self.loaded += 1
         return super().training_data()
-
-    def correct(self, model: nn.Module, batch: Any) -> int | None:
-        return 7
 
 
 class FakeSession:
@@ -83,27 +78,16 @@ def test_workers_are_spread_evenly_and_each_is_in_one_process(workers: int, proc
     assert [number for group in groups for number in group] == list(range(workers))
 
 
-@pytest.mark.parametrize(
-    ("count", "first", "names"), [(1, 0, ["ann"]), (1, 5, ["ann"]), (2, 0, ["ann-0", "ann-1"]), (2, 25, ["ann-25", "ann-26"])]
-)
-def test_several_workers_of_a_process_are_numbered(count: int, first: int, names: list[str]) -> None:
-    assert _names("ann", {"workers_per_process": count, "first_worker": first}) == names
-
-
 def test_all_workers_of_a_process_have_equal_models_of_their_own_and_the_same_data() -> None:
     task = Counting()
     torch.manual_seed(99)
-    mine = worker_tasks(task, 5, 3)
+    mine = starts(task, 5, 3)
     torch.manual_seed(5)
     first = next(task.model().parameters())
-    models = [share.model() for share in mine]
-    weights = [next(model.parameters()) for model in models]
+    weights = [next(start.model.parameters()) for start in mine]
     assert all(torch.equal(weight, first) for weight in weights)
     assert len({weight.data_ptr() for weight in weights}) == 3
-    assert task.loaded == 1
-    assert len({id(share.training_data()) for share in mine}) == 1
-    assert task.loaded == 1
-    assert mine[0].correct(models[0], None) == 7
+    assert task.loaded == len({id(start.data) for start in mine}) == 1
 
 
 def test_the_metrics_of_several_threads_are_summed() -> None:

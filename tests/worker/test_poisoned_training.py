@@ -19,11 +19,12 @@ from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks import Task
-from gem_worker.tasks.digits import Digits
 from kit.model import GRADIENT, SIZE, in_background, model, theta, version, workers
+from kit.process import environment
 from kit.regions import abstract
 from kit.server import DEADLINE, Live, config, serving, wait_until
 from kit.settings import configured
+from kit.task import LinearDigits
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
 
@@ -31,7 +32,7 @@ POISON = 1e6
 HUGE = np.full(SIZE, POISON, np.float32)
 
 
-class PoisonedDigits(Digits):
+class PoisonedDigits(LinearDigits):
     """Its worker's gradients are a million times too large: a loss scale that was never undone."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -58,7 +59,7 @@ def poisoned_run(ratio: float, rule: str, shares: bool, overlap: bool = False) -
     Returns the server, stopped; the loss at the end, where guessing gives ln 10 = 2.3; and how it ended for the poisoner.
     """
     torch.manual_seed(0)
-    honest, poisoned = Digits(None), PoisonedDigits(None)
+    honest, poisoned = LinearDigits(None), PoisonedDigits(None)
     settings = Hyperparameters(rule=rule, steps=120, epochs=0, shards="replicate", batch_size=32, learning_rate=0.05)
     with serving(config(settings, max_norm_ratio=ratio, memory_socket=abstract() if shares else "")) as live:
         training = in_background(lambda: run(live, honest, "ann"))
@@ -70,9 +71,7 @@ def poisoned_run(ratio: float, rule: str, shares: bool, overlap: bool = False) -
         return live, loss_of(live, honest), outcome
 
 
-@pytest.mark.parametrize(
-    ("rule", "shares", "overlap"), [("gem", False, False), ("gem", True, False), ("downpour", False, True)]
-)
+@pytest.mark.parametrize(("rule", "shares", "overlap"), [("gem", True, False), ("downpour", False, True)])
 def test_a_poisoned_run_converges_with_a_bound(rule: str, shares: bool, overlap: bool) -> None:
     live, loss, outcome = poisoned_run(100.0, rule, shares, overlap)
     assert isinstance(outcome, Quarantined)
@@ -82,9 +81,8 @@ def test_a_poisoned_run_converges_with_a_bound(rule: str, shares: bool, overlap:
     assert live.core.leases.ended == {"quarantined": 1, "left": 1}
 
 
-@pytest.mark.parametrize("rule", ["gem", "downpour"])
-def test_the_same_run_is_wrecked_without(rule: str) -> None:
-    live, loss, _ = poisoned_run(0.0, rule, shares=False)
+def test_the_same_run_is_wrecked_without() -> None:
+    live, loss, _ = poisoned_run(0.0, "gem", shares=False)
     assert live.core.steps_done["eve"] > 0
     assert not loss < 2.3
 
@@ -134,17 +132,21 @@ def test_a_session_in_quarantine_raises_until_an_operator_lets_it_in() -> None:
 # -- the commands
 
 
-def test_gem_ctl_lists_and_lifts() -> None:
-    with serving(config(max_norm_ratio=10.0, quarantine_after=1)) as live:
+def test_gem_ctl_shows_refusals_lists_and_lifts() -> None:
+    with serving(config(max_norm_ratio=10.0, quarantine_after=2)) as live:
         seasoned(live)
         assert (on(live, "quarantine", "list").exit_code, on(live, "quarantine", "list").stdout) == (0, "")
         with connect(live.address, name="eve") as session:
             session.join(model())
+            with pytest.raises(NormOutOfBounds):
+                session.commit(HUGE)
+            header, row = on(live, "status").stdout.splitlines()[-2:]
+            assert row.split()[header.replace("median π", "π").split().index("rejected")] == "1"
             with pytest.raises(Quarantined):
                 session.commit(HUGE)
         listed = on(live, "quarantine", "list")
         assert listed.exit_code == 0
-        assert listed.stdout.startswith("eve: 1 commits rejected in a row, the last because of NormOutOfBounds: ")
+        assert listed.stdout.startswith("eve: 2 commits rejected in a row, the last because of NormOutOfBounds: ")
         assert listed.stdout.count("\n") == 1
         lifted = on(live, "quarantine", "lift", "eve")
         assert (lifted.exit_code, lifted.stdout) == (0, "eve may register again\n")
@@ -153,33 +155,27 @@ def test_gem_ctl_lists_and_lifts() -> None:
         assert again.stderr.startswith("gem-ctl: InvalidRequest: no worker 'eve' is in quarantine")
 
 
-def test_gem_ctl_status_shows_each_workers_refusals() -> None:
-    with serving(config(max_norm_ratio=10.0)) as live:
-        seasoned(live)
-        with connect(live.address, name="eve") as session:
-            session.join(model())
-            with pytest.raises(NormOutOfBounds):
-                session.commit(HUGE)
-            header, row = on(live, "status").stdout.splitlines()[-2:]
-            assert row.split()[header.replace("median π", "π").split().index("rejected")] == "1"
-
-
 @pytest.mark.long
 def test_gem_worker_ends_with_status_4_and_says_why(tmp_path: Path) -> None:
     """It leaves out what is refused, and does not try to come back once it is in quarantine."""
     (tmp_path / "poison.py").write_text(
-        "from gem_worker.tasks.digits import Digits\n"
-        "class Task(Digits):\n"
+        "from kit.task import LinearDigits\n"
+        "class Task(LinearDigits):\n"
         "    def loss(self, model, batch):\n"
         f"        return {POISON} * super().loss(model, batch)\n"
     )
     settings = Hyperparameters(steps=MIN_NORMS + 1, epochs=0, shards="replicate", batch_size=8)
     with serving(config(settings, max_norm_ratio=100.0)) as live:
-        run(live, Digits(None), "ann")
+        run(live, LinearDigits(None), "ann")
         command = [sys.executable, "-m", "gem_worker", "--task=poison:Task", "--name=eve", configured(log_format="json")]
         for refusals in (2, 0):  # the second time it is not let in at all
             done = subprocess.run(
-                [*command, f"--server={live.address}"], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE
+                [*command, f"--server={live.address}"],
+                cwd=tmp_path,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE,
             )
             assert done.returncode == 4, done.stderr
             lines = [json.loads(line) for line in done.stderr.splitlines()]

@@ -11,7 +11,6 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import connect
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.trainer import train
-from gem_worker.process.worker_task import worker_tasks
 from gem_worker.tasks import Task, TaskError
 from kit.server import config, serving
 from kit.task import Line
@@ -46,12 +45,6 @@ def test_the_steps_are_those_of_the_tasks_optimizer() -> None:
     commits, moved = trained(WithRprop(), Hyperparameters(**{**vars(OWN), "epochs": 0, "steps": 1}))
     assert commits == 1
     torch.testing.assert_close(moved.abs(), torch.full((2,), 0.125), rtol=1e-3, atol=1e-3)
-
-
-def test_workers_of_one_process_use_it_too() -> None:
-    (task, _) = worker_tasks(WithRprop(), 0, 2)
-    commits, _ = trained(task, OWN)
-    assert commits == 20
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _host(options: dict[str, Any]) -> Host:
     if options["on"] == "local":
         return ThisMachine()
     try:
-        from gem_worker.ray.host import RayHost
+        from gem_worker.launcher.ray_host import RayHost
     except ModuleNotFoundError as missing:
         raise ClusterError(f"--on ray needs {missing.name}, which is not installed: {install('ray')}") from None
     return RayHost.for_run(options)

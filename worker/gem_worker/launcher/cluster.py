@@ -356,10 +356,8 @@ class Cluster:
 
 def require_rule(hyperparameters: Hyperparameters) -> None:
     """Has the server's code check the rule and its options before a run is begun. Raises WrongSettings."""
-    command, environment = (
-        python("gem_server.check", *flags(hyperparameters)),
-        _environment(settings_without_flags(hyperparameters)),
-    )
+    command = python("gem_server.check", *flags(hyperparameters))
+    environment = _environment(settings_without_flags(hyperparameters))
     checked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
     if checked.returncode == EXIT_WRONG_USE:  # whatever else stops it, the server says at its start
         raise WrongSettings(_refusal(checked.stderr))
@@ -424,6 +422,5 @@ def _ending(status: int | None) -> str:
 
 def _refusal(failure_excerpt: str) -> str:
     """The reason why the server did not start: its last line of output, without the program's name."""
-    return (
-        (failure_excerpt.splitlines() or ["the server did not start"])[-1].removeprefix("gem-server: ").removeprefix("Error: ")
-    )
+    last = (failure_excerpt.splitlines() or ["the server did not start"])[-1]
+    return last.removeprefix("gem-server: ").removeprefix("Error: ")

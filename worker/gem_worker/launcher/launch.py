@@ -219,15 +219,10 @@ def _servers_write(servers: int) -> str:
 
 def _size(cluster: Cluster, options: dict[str, Any], host: Host) -> str:
     """The number of workers, where they run, and the number of servers if there are several, as text."""
+    workers, processes, servers = options["workers"], len(cluster.workers), options["servers"]
+    shared = f" in {processes} process{'es' if processes > 1 else ''}" if processes < workers else ""
     where = f" on {host}" if host.remote else _on_devices(options)
-    servers = f", {options['servers']} servers" if options["servers"] > 1 else ""
-    return f"{options['workers']} workers{_in_processes(cluster, options['workers'])}{where}{servers}"
-
-
-def _in_processes(cluster: Cluster, workers: int) -> str:
-    """The number of processes as text; empty if every worker has its own process."""
-    count = len(cluster.workers)
-    return f" in {count} process{'es' if count > 1 else ''}" if count < workers else ""
+    return f"{workers} workers{shared}{where}" + (f", {servers} servers" if servers > 1 else "")
 
 
 def _on_devices(options: dict[str, Any]) -> str:

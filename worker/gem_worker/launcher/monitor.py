@@ -16,6 +16,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
 from gem_ctl.recorded_commits import RecordedCommits, read_commits
 from gem_ctl.run_report import write_report
+from gem_ctl.text import optional
 
 from gem_worker.device import devices
 from gem_worker.evaluation import Score
@@ -270,19 +271,17 @@ def _figures(commits: RecordedCommits) -> dict[str, Any]:
     }
 
 
-def _simulated(step_seconds: float) -> str:
-    return f"simulated step time {step_seconds:g} s"
-
-
 def _progress_line(seconds: float, status: pb.GetStatusResponse, score: Score | None) -> str:
-    loss = f"{status.training_loss:8.4f}" if status.HasField("training_loss") else "       –"
-    pi = f"{status.pi_median:9.3f}" if status.HasField("pi_median") else "        –"
-    accuracy = f"{100 * score.accuracy:7.2f} %" if score and score.accuracy is not None else "        –"
-    commits = f"{status.commits_per_second:11.1f}" if status.HasField("commits_per_second") else "          –"
+    rate, loss, pi = (
+        optional(status, name, form)
+        for name, form in (("commits_per_second", ".1f"), ("training_loss", ".4f"), ("pi_median", ".3f"))
+    )
+    accuracy = f"{100 * score.accuracy:.2f} %" if score and score.accuracy is not None else "–"
     epoch = f"{status.shards.epoch + 1}/{status.shards.epochs or '–'}"
+    passed = f"{int(seconds) // 60:5d}:{int(seconds) % 60:02d}"
     return (
-        f"{int(seconds) // 60:5d}:{int(seconds) % 60:02d}{status.version:9d}{commits} {loss}{status.staleness:11.1f} {pi}"
-        f"{status.worker_count:9d}{epoch:>10} {accuracy}"
+        f"{passed}{status.version:9d}{rate:>11} {loss:>8}{status.staleness:11.1f} {pi:>9}{status.worker_count:9d}{epoch:>10} "
+        f"{accuracy:>9}"
     )
 
 
@@ -302,7 +301,7 @@ def _test_score(summary: dict[str, Any]) -> str:
 
 def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str]) -> str:
     pi = summary["pi_median"]
-    simulated = f" ({_simulated(summary['step_seconds'])})" if summary["step_seconds"] else ""
+    simulated = f" (simulated step time {summary['step_seconds']:g} s)" if summary["step_seconds"] else ""
     lines = [
         "",
         f"{summary['outcome']} after {summary['commits']} commits: {summary['start_seconds']:.0f} s to start, "

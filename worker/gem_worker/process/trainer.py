@@ -6,7 +6,7 @@ import logging
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gem_api.process.tracing import each_in_a_span
@@ -14,6 +14,7 @@ from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
 from gem_client.retry import logging_failures
 from gem_client.torch import Optimizer, ShardSampler
 from torch import nn
+from torch.utils.data import Dataset
 
 from gem_worker.device import CPU, moved, use
 from gem_worker.process.metrics import WorkerMetrics
@@ -29,6 +30,29 @@ def run_hyperparameters(address: str, retry: Retry, **credentials: Any) -> Hyper
         return Hyperparameters.from_message(retry.call(admin.status, logging_failures("the run's settings")).hyperparameters)
 
 
+class Start(NamedTuple):
+    """What a worker begins with: the training set, which the workers of a process share, and a model of its own."""
+
+    data: Dataset[Any]
+    model: nn.Module
+
+
+def starts(task: Task, seed: int, count: int) -> list[Start]:
+    """What each of `count` workers begins with: the data, loaded once, and models with the same values; one of them is sent.
+
+    PyTorch has one random generator per process, so the models are made here, before any worker draws from it. Later draws,
+    for dropout, depend on the order of the workers' steps.
+    """
+    torch.manual_seed(seed)
+    data = task.training_data()
+
+    def model() -> nn.Module:
+        torch.manual_seed(seed)
+        return task.model()
+
+    return [Start(data, model()) for _ in range(count)]
+
+
 def train(
     task: Task,
     session: Session,
@@ -37,12 +61,13 @@ def train(
     overlap: bool = False,
     limits: StepLimits = NO_LIMITS,
     device: torch.device = CPU,
+    start: Start | None = None,
 ) -> int:
     """Trains until all epochs, or this worker's steps, are done; returns the number of commits.
 
     With `overlap`, the next gradient is computed while a commit is in progress. If the server rejects a gradient as too large,
     its batch is skipped. `limits` says when a gradient may be computed, and its minimum time. The model and the batches are
-    moved to `device`.
+    moved to `device`. `start` is one of `starts`, for one of several workers of the process.
 
     Raises:
         NonFiniteGradient: Training has diverged.
@@ -51,11 +76,9 @@ def train(
         TaskError: The run has `--optimizer worker`, and the task has no optimizer.
     """
     use(device)
-    torch.manual_seed(hyperparameters.seed)
-    data = task.training_data()  # before the lease, which would expire while a large data set is read
-    torch.manual_seed(hyperparameters.seed)  # all workers make the same initial θ; one of them sends it
-    model = task.model().to(device)
-    model.train()
+    # Before the lease, which would expire while a large data set is read.
+    data, model = start or starts(task, hyperparameters.seed, 1)[0]
+    model.to(device).train()
     names = model.named_parameters()
     optimizer = Optimizer(_trained(task, model, hyperparameters), session, overlap=overlap, names=names)
     torch.manual_seed(hyperparameters.seed + zlib.crc32(session.name.encode()))  # so that each worker's dropout differs

@@ -20,8 +20,7 @@ from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.pool import WorkerPool
 from gem_worker.process.step_limits import StepLimits
 from gem_worker.process.stopping import Stopping
-from gem_worker.process.trainer import run_hyperparameters, train
-from gem_worker.process.worker_task import WorkerTask, worker_tasks
+from gem_worker.process.trainer import Start, run_hyperparameters, starts, train
 from gem_worker.process.worker_thread import WorkerThread, worst
 from gem_worker.tasks import TaskError, load_task
 
@@ -114,14 +113,13 @@ def _workers(
     def session(name: str) -> Session:
         return connect(options["server"], name=name, retry=retry, **exchange, **security)
 
-    def training(task: WorkerTask, device: torch.device, session: Session) -> int:
+    def training(start: Start, device: torch.device, session: Session) -> int:
         torch.set_num_threads(options["threads"])  # OpenMP keeps this number per thread
-        return train(task, session, hyperparameters, metrics, options["overlap"], limits[device], device)
+        return train(task, session, hyperparameters, metrics, options["overlap"], limits[device], device, start)
 
-    tasks = worker_tasks(task, hyperparameters.seed, len(names))
     return [
-        WorkerThread(name, partial(session, name), partial(training, task, device), stopping, log)
-        for name, task, device in zip(names, tasks, on, strict=True)
+        WorkerThread(name, partial(session, name), partial(training, start, device), stopping, log)
+        for name, start, device in zip(names, starts(task, hyperparameters.seed, len(names)), on, strict=True)
     ]
 
 

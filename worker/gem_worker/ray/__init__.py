@@ -35,8 +35,8 @@ from gem_worker.process.cli import main as gem_worker
 
 try:
     from gem_worker.launcher.launch import launch
-    from gem_worker.ray.host import RayHost, connection
-    from gem_worker.ray.placement import Placement
+    from gem_worker.launcher.ray_host import RayHost, connection
+    from gem_worker.launcher.ray_placement import Placement
 except ModuleNotFoundError as missing:
     why = f"gem_worker.ray needs {missing.name}, which is not installed: {install('ray')}"
     raise ModuleNotFoundError(why, name=missing.name) from None

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
-from gem_worker.ray.worker import CONTROL, Worker
+from gem_worker.launcher.ray_worker import CONTROL, Worker
 
 _OWN_ARGUMENTS = ("CPU", "GPU", "memory")  # of Ray's resources, those that it takes apart from the others
 _NAMESPACE = "gem"  # of the actors' names

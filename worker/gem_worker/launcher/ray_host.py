@@ -20,8 +20,8 @@ from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
 from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError, Member, require_listener
-from gem_worker.ray.placement import Placement
-from gem_worker.ray.worker import CONTROL
+from gem_worker.launcher.ray_placement import Placement
+from gem_worker.launcher.ray_worker import CONTROL
 
 _REPORT_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
