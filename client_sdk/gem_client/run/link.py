@@ -232,7 +232,6 @@ class Link:
     def _header(self, commit: PendingCommit) -> pb.CommitHeader:
         registration = self.registration
         assert registration is not None
-        samples = sum(batch.samples for batch in commit.batches) if commit.samples is None else commit.samples
         return pb.CommitHeader(
             lease_id=registration.lease_id,
             sequence=commit.sequence,
@@ -241,7 +240,7 @@ class Link:
             theta_dtype=self.caller.theta_format.dtype,
             layout_fingerprint=registration.layout_fingerprint,
             loss=None if commit.loss is None else float(commit.loss),
-            sample_count=samples,
+            sample_count=commit.samples,
             batch_share=commit.share,
             update_kind=KINDS[commit.kind],
             traceparent=commit.span.traceparent,

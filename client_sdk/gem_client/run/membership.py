@@ -65,6 +65,7 @@ class Membership:
 
     def __init__(self, address: str, caller: Caller) -> None:
         self._caller = caller
+        self._pull_format = as_theta_format(caller.theta_format)
         self.name = caller.name
         self._process = os.getpid()
         self.links = Links(address, caller)
@@ -298,9 +299,7 @@ class Membership:
         """Makes one attempt to read a server's part of θ under the lease. Returns whether this worker must initialize it.
 
         Raises InvalidRequest if a range is older than it was: each has a log, and loses no version that a worker knows."""
-        header = link.connection.pull(
-            self.registration.lease_id, lambda header: link.view(self.theta), as_theta_format(self._caller.theta_format)
-        )
+        header = link.connection.pull(self.registration.lease_id, lambda _: link.view(self.theta), self._pull_format)
         if not header.must_initialize:
             if header.version < link.version and not link.part.whole:
                 raise InvalidRequest(older_than_known(link.version, header.version))
@@ -333,7 +332,9 @@ class Membership:
     def wait_until_run_is_over(self) -> None:
         """Polls the server's status until no worker trains any more."""
         leader = self.links.leader
-        while not _is_over(leader.call(leader.connection.status)):
+        while (status := leader.call(leader.connection.status)).workers:
+            if status.state in (pb.RUN_STATE_COMPLETE, pb.RUN_STATE_DRAINING):
+                return
             self._caller.retry.sleep(FINAL_POLL_SECONDS)
 
     # -- registering, and one attempt at what is retried
@@ -450,48 +451,29 @@ class Membership:
     def _read(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, list[int]]:
         """Reads θ, with retries: the leader's part, which says where the others are, then all others. Returns it and the
         versions of its parts. `make_buffer` returns a buffer for a model."""
-        theta, version = self.links.leader.call(lambda: self._read_leader(make_buffer))
-
-        def read(link: Link) -> int:
-            if link.part.leads:
-                return version
-            return link.call(lambda: self._read_part(link, theta))
-
-        return theta, self.links.at_once(read)
-
-    # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
-
-    def _read_leader(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, int]:
         theta, leader = empty(0), self.links.leader
 
-        def view(header: pb.PullHeader) -> Vector:
+        def view(link: Link, header: pb.PullHeader) -> Vector:
             nonlocal theta
             layout = Layout.from_message(header.layout).whole
-            if self.joined:
-                self.known_layout.require_same(layout)
-            else:
+            if link is leader and not self.joined:
                 self.links.arrange(header.peers, layout.size)
-            leader.require_part(header.layout)
-            self.layout, theta = layout, make_buffer(layout)
-            return leader.view(theta)
-
-        header = leader.connection.pull("", view, as_theta_format(self._caller.theta_format))
-        return theta, header.version
-
-    def _read_part(self, link: Link, theta: Vector) -> int:
-        def view(header: pb.PullHeader) -> Vector:
-            self.known_layout.require_same(Layout.from_message(header.layout).whole)
+            else:
+                self.known_layout.require_same(layout)
             link.require_part(header.layout)
+            if link is leader:
+                self.layout, theta = layout, make_buffer(layout)
             return link.view(theta)
 
-        return link.connection.pull("", view, as_theta_format(self._caller.theta_format)).version
+        def read(link: Link) -> int:
+            # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
+            return link.connection.pull("", lambda header: view(link, header), self._pull_format).version
+
+        version = leader.call(lambda: read(leader))
+        return theta, self.links.at_once(lambda link: version if link is leader else link.call(lambda: read(link)))
 
     def _require_not_replaced_by(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":
             message = f"another worker has registered as {self.name!r}: give each worker its own name"
             self._replaced = LeaseEnded(message, ended.reason)
             raise self._replaced
-
-
-def _is_over(status: pb.GetStatusResponse) -> bool:
-    return status.state in (pb.RUN_STATE_COMPLETE, pb.RUN_STATE_DRAINING) or not status.workers
