@@ -41,8 +41,8 @@ class Session:
     all of them have answered.
 
     While the server is unreachable, a call is retried until `retry` gives up; then it raises TransportError. The server applies
-    each commit once, however often it is sent. If the lease ends (the worker was silent for too long, or the server resumed from
-    an older checkpoint), the session registers again and drops the current gradient.
+    each commit once, however often it is sent. If the lease ends (the worker was silent for too long, or the server resumed
+    from an older checkpoint), the session registers again and drops the current gradient.
 
     A notebook shows a session as a card with the state of the run and its curves.
 

@@ -297,8 +297,7 @@ def halting(phase: str, live: Live, until: Callable[[], object]) -> Iterator[str
 
 
 @pytest.mark.usefixtures("watchful")
-@pytest.mark.parametrize("system", ["linux", "darwin"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("phase", "system"), [*((phase, "linux") for phase in PHASES), ("waiting", "darwin")])
 def test_a_lane_that_waits_is_not_given_up(phase: str, system: str, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for its turn, for a slow rule, or for a checkpoint."""
     monkeypatch.setattr(client_lane, "sys", SimpleNamespace(platform=system))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, connect
 from gem_client.torch import Optimizer
 from kit.model import GRADIENT, PLAIN, SIZE, expire_all, model, outcomes, theta, version
@@ -29,18 +32,13 @@ def test_the_answer_comes_when_it_is_asked_for_and_the_base_is_told_honestly(liv
         assert session.finish_commit() is None
 
 
-def test_one_commit_at_a_time_is_under_way(live: Live) -> None:
+@pytest.mark.parametrize("joined_for_it", [True, False])
+def test_one_commit_at_a_time_is_under_way_in_a_session_that_joined_for_it(joined_for_it: bool, live: Live) -> None:
     with connect(live.address) as session:
-        session.join(model(), overlap=True)
-        session.begin_commit(GRADIENT)
-        with pytest.raises(InvalidRequest, match="one commit at a time"):
+        session.join(model(), overlap=joined_for_it)
+        if joined_for_it:
             session.begin_commit(GRADIENT)
-
-
-def test_a_session_that_did_not_join_for_it_is_told(live: Live) -> None:
-    with connect(live.address) as session:
-        session.join(model())
-        with pytest.raises(InvalidRequest, match="overlap=True"):
+        with pytest.raises(InvalidRequest, match=r"one commit at a time.*overlap=True"):
             session.begin_commit(GRADIENT)
 
 
@@ -82,9 +80,10 @@ def quadratic(size: int = SIZE) -> nn.Parameter:
     return nn.Parameter(torch.ones(size))
 
 
-def test_each_gradient_is_taken_on_the_answer_before_the_last() -> None:
-    """By hand: plain SGD on ½|x|² with every gradient one step late."""
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+def test_each_gradient_is_taken_on_the_answer_before_the_last(weight_decay: float) -> None:
+    """By hand: plain SGD on ½|x|² with every gradient, and its weight decay, one step late."""
+    with serving(config(replace(PLAIN, weight_decay=weight_decay))) as live, connect(live.address) as session:
         parameter = quadratic()
         optimizer = Optimizer([("x", parameter)], session, overlap=True)
         x = [1.0]
@@ -92,7 +91,7 @@ def test_each_gradient_is_taken_on_the_answer_before_the_last() -> None:
             optimizer.zero_grad()
             (0.5 * (parameter**2).sum()).backward()
             optimizer.step()
-            x.append(x[-1] - PLAIN.learning_rate * x[max(0, step - 1)])
+            x.append(x[-1] - PLAIN.learning_rate * (1 + weight_decay) * x[max(0, step - 1)])
         optimizer.finish()
         np.testing.assert_allclose(theta(live), np.full(SIZE, x[-1]), rtol=1e-6)
         np.testing.assert_allclose(parameter.detach().numpy(), theta(live))
@@ -113,3 +112,11 @@ def test_a_refused_gradient_is_raised_by_the_next_step_which_commits_its_own() -
         optimizer.finish()
         assert outcomes(live) == {"applied": 2, "rejected": 1}
         np.testing.assert_allclose(theta(live), np.full(SIZE, 1.0 - 2 * PLAIN.learning_rate))
+
+
+@pytest.mark.parametrize(
+    "settings", [Hyperparameters(rule="agn", local_steps=3), Hyperparameters(rule="diloco")], ids=["local steps", "deltas"]
+)
+def test_local_steps_and_deltas_leave_no_room_for_it(settings: Hyperparameters) -> None:
+    with serving(config(settings)) as live, connect(live.address) as session, pytest.raises(InvalidRequest, match="overlap"):
+        Optimizer([("x", quadratic())], session, overlap=True)

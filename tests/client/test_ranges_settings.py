@@ -20,8 +20,7 @@ def changed(run: Ranges, index: int, **changes: Any) -> None:
     run.back(index, hyperparameters=replace(PLAIN, **changes), given=frozenset(changes))
 
 
-@pytest.mark.parametrize("changes", [{"learning_rate": 0.25}, {"epochs": 7}], ids=str)  # workers use the first
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("order", "changes"), [((0, 1), {"learning_rate": 0.25}), ((1, 0), {"epochs": 7})], ids=str)
 def test_a_worker_that_registers_while_servers_are_restarted_one_by_one_waits(
     order: tuple[int, int], changes: dict[str, Any], tmp_path: Path
 ) -> None:

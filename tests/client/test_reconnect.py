@@ -120,7 +120,7 @@ def test_a_listener_that_never_answers_is_given_up() -> None:
     patience.run_out()
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
-        with connect(address, retry=patience.retry(), timeout=0.5) as session:
+        with connect(address, retry=patience.retry(), timeout=0.3) as session:
             for use in (lambda: session.join(model()), session.pull):
                 with pytest.raises(TransportError):
                     in_background(use).result(DEADLINE)
@@ -131,7 +131,7 @@ def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(
     with (
         serving(config(PLAIN, **transport.settings)) as live,
         Wire(live.address, live) as wire,
-        connect(wire.address, retry=patience.retry(), timeout=1.0) as session,
+        connect(wire.address, retry=patience.retry(), timeout=0.3) as session,
     ):
         session.join(model())
         session.commit(GRADIENT)
@@ -150,7 +150,7 @@ def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(
 
 def test_a_readers_pull_that_makes_no_progress_is_broken_off(live: Live, session: Session) -> None:
     patience = Patience()
-    with Wire(live.address) as wire, connect(wire.address, retry=patience.retry(), timeout=1.0) as reader:
+    with Wire(live.address) as wire, connect(wire.address, retry=patience.retry(), timeout=0.3) as reader:
         reader.pull()
         wire.stall()
         patience.run_out()

@@ -75,18 +75,6 @@ def test_a_child_that_closes_its_parents_session_does_not_end_the_lease(live: Li
     assert left == [session.name]
 
 
-@pytest.mark.usefixtures("transport")
-def test_the_worker_leaves_even_when_its_block_ends_with_an_error(live: Live) -> None:
-    def fail() -> None:
-        with connect(live.address) as session:
-            session.join(model())
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert ended(live) == {"left": 1}
-
-
 def test_closing_does_not_wait_long_for_a_server_that_is_gone(transport: Transport) -> None:
     with serving(config(**transport.settings)) as live:
         session = connect(live.address)
@@ -122,11 +110,10 @@ print("the end", flush=True)
 """
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_session_that_nobody_closed_does_not_keep_its_process_alive(count: int, tmp_path: Path) -> None:
+def test_a_session_that_nobody_closed_does_not_keep_its_process_alive(tmp_path: Path) -> None:
     """The servers have gone, and the commit under way is tried again for 300 seconds."""
     pipe = subprocess.PIPE
-    with ranges(tmp_path, count) as run:
+    with ranges(tmp_path, 2) as run:
         command = [sys.executable, "-c", LEFT_OPEN, run.address]
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
             try:

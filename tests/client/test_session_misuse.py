@@ -17,36 +17,36 @@ from kit.model import GRADIENT, SIZE, lane_port_of, model, theta, transports
 from kit.ports import free_port
 from kit.server import Live, config, serving
 
-BAD_GRADIENTS: list[Any] = [
-    pytest.param(np.zeros(SIZE - 1, np.float32), LayoutMismatch, id="short"),
-    pytest.param(np.zeros((3, 3), np.float32), LayoutMismatch, id="not flat"),
-    pytest.param(np.zeros(SIZE, np.int64), LayoutMismatch, id="integers"),
-    pytest.param(np.zeros(SIZE, np.complex64), LayoutMismatch, id="complex"),
-    pytest.param({"w": np.zeros((2, 3))}, LayoutMismatch, id="a tensor missing"),
-    pytest.param({**model(), "x": np.zeros(1)}, LayoutMismatch, id="a strange tensor"),
-    pytest.param({"w": np.zeros((3, 2)), "b": np.zeros(3)}, LayoutMismatch, id="misshapen tensor"),
-    pytest.param({"w": np.zeros((2, 3), complex), "b": np.zeros(3)}, LayoutMismatch, id="complex tensor"),
-    pytest.param({"w": np.zeros((2, 3), int), "b": np.zeros(3)}, LayoutMismatch, id="integer tensor"),
-    pytest.param(np.full(SIZE, np.nan, np.float32), NonFiniteGradient, id="NaN"),
-    pytest.param(np.full(SIZE, np.inf, np.float32), NonFiniteGradient, id="infinity"),
-    pytest.param(np.full(SIZE, 1e35, np.float32), NonFiniteGradient, id="far too large"),
-    pytest.param(np.full(SIZE, 1e300), NonFiniteGradient, id="beyond float32"),
+BAD_GRADIENTS: list[tuple[Any, type[RejectedCommit]]] = [
+    (np.zeros(SIZE - 1, np.float32), LayoutMismatch),
+    (np.zeros((3, 3), np.float32), LayoutMismatch),
+    (np.zeros(SIZE, np.int64), LayoutMismatch),
+    (np.zeros(SIZE, np.complex64), LayoutMismatch),
+    ({"w": np.zeros((2, 3))}, LayoutMismatch),
+    ({**model(), "x": np.zeros(1)}, LayoutMismatch),
+    ({"w": np.zeros((3, 2)), "b": np.zeros(3)}, LayoutMismatch),
+    ({"w": np.zeros((2, 3), complex), "b": np.zeros(3)}, LayoutMismatch),
+    ({"w": np.zeros((2, 3), int), "b": np.zeros(3)}, LayoutMismatch),
+    (np.full(SIZE, np.nan, np.float32), NonFiniteGradient),
+    (np.full(SIZE, np.inf, np.float32), NonFiniteGradient),
+    (np.full(SIZE, 1e35, np.float32), NonFiniteGradient),  # far too large
+    (np.full(SIZE, 1e300), NonFiniteGradient),  # beyond float32
 ]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-@pytest.mark.parametrize(("gradient", "error"), BAD_GRADIENTS)
 def test_a_bad_gradient_raises_a_typed_error_and_the_next_commit_goes_through(
-    transport: Transport, live: Live, session: Session, gradient: Any, error: type[RejectedCommit]
+    transport: Transport, live: Live, session: Session
 ) -> None:
     session.commit(GRADIENT)
-    before = theta(live)
-    with pytest.raises(error):
-        session.commit(gradient)
-    np.testing.assert_array_equal(theta(live), before)
-    np.testing.assert_array_equal(session.theta, before)
-    answer = session.commit(GRADIENT)
-    assert (answer.version, answer.lost, session.generation) == (2, False, 1)
+    for done, (gradient, error) in enumerate(BAD_GRADIENTS, 1):
+        before = theta(live)
+        with pytest.raises(error):
+            session.commit(gradient)
+        np.testing.assert_array_equal(theta(live), before)
+        np.testing.assert_array_equal(session.theta, before)
+        answer = session.commit(GRADIENT)
+        assert (answer.version, answer.lost, session.generation) == (done + 1, False, 1)
     assert transports(live) == {session.name: transport.name}
 
 
@@ -147,6 +147,7 @@ def test_a_retry_without_a_number_of_seconds_is_refused(name: str, seconds: Any)
         ({"batches": -1}, "batches is a whole number, at least 0, not -1"),
         ({"loss": "x"}, "loss is a number, such as loss.item"),
         ({"loss": [1.0, 2.0]}, "loss is a number, such as loss.item"),
+        *[({"share": share}, "share is the share of a whole batch") for share in (0, -0.5, 1.5, math.nan, "half")],
         ({"base": 3}, "base is what the session's property `base` was"),
     ],
 )
