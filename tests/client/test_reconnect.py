@@ -11,10 +11,10 @@ import gem_client
 import numpy as np
 import pytest
 from client.conftest import Transport
-from gem_client import Session, TransportError, connect
+from gem_client import TransportError, connect
 from kit.model import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, transports, version
 from kit.regions import linux_only
-from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.server import DEADLINE, config, serving, wait_until
 
 
 def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_lease(transport: Transport, tmp_path: Path) -> None:
@@ -146,13 +146,3 @@ def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(
         assert session.commit(GRADIENT).lost
         assert not session.commit(GRADIENT).lost
         assert transports(live) == {session.name: transport.name}
-
-
-def test_a_readers_pull_that_makes_no_progress_is_broken_off(live: Live, session: Session) -> None:
-    patience = Patience()
-    with Wire(live.address) as wire, connect(wire.address, retry=patience.retry(), timeout=0.3) as reader:
-        reader.pull()
-        wire.stall()
-        patience.run_out()
-        with pytest.raises(TransportError):
-            in_background(reader.pull).result(DEADLINE)

@@ -70,7 +70,7 @@ class Membership:
         self._process = os.getpid()
         self.links = Links(address, caller)
         self._registration: pb.RegisterWorkerResponse | None = None
-        self._settings: tuple[pb.RegisterWorkerResponse, Hyperparameters] | None = None  # those of one registration
+        self._hyperparameters = Hyperparameters()  # those of the last registration
         self._replaced: LeaseEnded | None = None
         self._outcome_unknown = False  # of a commit or a registration that was interrupted
         self._left_for_good = self._warned_of_gradients = False
@@ -107,10 +107,8 @@ class Membership:
     @property
     def hyperparameters(self) -> Hyperparameters:
         """The run's, as of the last registration. Raises InvalidRequest before the first."""
-        registration, known = self.registration, self._settings
-        if known is None or known[0] is not registration:  # every batch asks
-            self._settings = known = registration, Hyperparameters.from_message(registration.hyperparameters)
-        return known[1]
+        _ = self.registration
+        return self._hyperparameters
 
     @property
     def version(self) -> int:
@@ -346,6 +344,7 @@ class Membership:
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self.name, registration.run_id)
         self._registration, self.sequence = registration, 0
+        self._hyperparameters = Hyperparameters.from_message(registration.hyperparameters)
         self.generation += 1
         leader.registered(registration)
         self.links.arrange(registration.peers, layout.size)
