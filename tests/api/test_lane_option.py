@@ -1,4 +1,4 @@
-"""The settings lane_listen and memory_socket of gem-server: where the lane is by default, and what is said about an address that can't be used."""
+"""The settings lane_listen and memory_socket of gem-server: the defaults, and the errors for an address that is wrong."""
 
 from __future__ import annotations
 

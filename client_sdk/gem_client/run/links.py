@@ -22,10 +22,6 @@ T = TypeVar("T")
 class Links:
     """The links of one session, range 0 first. With a single server there is only the leader's, and no thread.
 
-    Args:
-        address: The address of the server that leads.
-        caller: How to call the servers.
-
     Attributes:
         leader: The link to the server that leads. It stays the same.
         peers: The links to the servers of the other ranges, in order.

@@ -47,12 +47,7 @@ class Membership:
 
     With several servers, a lease has the same id on each, and each commit the same sequence number.
 
-    Args:
-        address: The address of the server that leads.
-        caller: How to call the servers.
-
     Attributes:
-        name: The worker's name.
         links: The links to the servers. Those to the servers that do not lead are made when the leader has named them.
         layout: The run's tensors, all of them; None until they are known.
         theta: θ as last received, float32, shape (P,).
@@ -60,7 +55,6 @@ class Membership:
             replaces both buffers.
         sequence: Number of the lease's last commit.
         generation: Number of leases held so far.
-        request: What the worker registers with.
     """
 
     def __init__(self, address: str, caller: Caller) -> None:

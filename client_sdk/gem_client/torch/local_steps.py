@@ -100,13 +100,8 @@ class LocalSgd(LocalSteps):
         delta       x − θ
         gradient    (1/k)·Σ g     (Accumulated Gradient Normalization, 1710.02368): each g at the worker's own x
 
-    Args:
-        parameters: The trained parameters. Steps are made in float32, on the parameters' device; parameters of other dtypes are
-            rounded from the result.
-        factors: What the learning rate is multiplied by, for each parameter.
-        decays: The weight decay of each parameter.
-        momentum: μ.
-        kind: What the run's commits hold, "delta" or "gradient".
+    Steps are made in float32, on the parameters' device; parameters of other dtypes are rounded from the result. `factors` and
+    `decays` have what the learning rate is multiplied by, and the weight decay, for each parameter.
     """
 
     def __init__(

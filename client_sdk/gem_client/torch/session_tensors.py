@@ -14,11 +14,8 @@ from gem_client.session import Session
 
 
 class SessionTensors:
-    """A flat float32 tensor for each parameter, over its part of the session's buffers; over page-locked memory for CUDA.
-
-    Args:
-        session: The session, whose buffers a new lease replaces.
-        trained: The trained parameters, by name.
+    """A flat float32 tensor for each parameter, over its part of the session's buffers, which a new lease replaces; over
+    page-locked memory for CUDA.
 
     Attributes:
         gradients: Over the buffer for the next commit.
@@ -75,9 +72,6 @@ class Staging:
 
     Copies between a device and page-locked memory are only queued, so that the host waits once for all tensors instead of once
     for each. It holds 2·P·4 bytes.
-
-    Args:
-        parameters: The trained parameters.
 
     Attributes:
         gradients: The first buffer: a flat float32 tensor for each parameter.

@@ -290,13 +290,7 @@ def open_memory_lane(offer: pb.OpenLaneResponse, parameters: int, timeout: float
 
 
 def open_network_lane(offer: pb.OpenLaneResponse, address: str, security: Security, timeout: float) -> Lane:
-    """Opens the lane over TCP that a server offers.
-
-    Args:
-        offer: The server's offer.
-        address: Where gRPC found the server; the lane is on the same host.
-        security: The TLS files.
-        timeout: Seconds without progress that an exchange may take.
+    """Opens the lane over TCP that a server offers, on the host where gRPC found it at `address`.
 
     Raises:
         OSError: The port can't be reached, or its certificate is not valid.
