@@ -57,17 +57,6 @@ def test_another_model_is_refused_by_name_and_the_right_one_may_join(live: Live,
         np.testing.assert_array_equal(other.join(model()), session.theta)
 
 
-@pytest.mark.parametrize("value", [np.array([1j]), np.array(["a"]), np.array([None])], ids=["complex", "text", "object"])
-def test_parameters_that_are_no_real_numbers_are_refused_with_a_typed_error(live: Live, value: Any) -> None:
-    with connect(live.address) as session, pytest.raises((LayoutMismatch, InvalidRequest)):
-        session.join({"w": value})
-
-
-def test_a_model_without_parameters_is_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest):
-        session.join({})
-
-
 def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_one(transport: Transport, live: Live) -> None:
     with connect(live.address) as session, pytest.raises(NonFiniteGradient):
         session.join({"w": np.array([np.nan])})
@@ -89,28 +78,34 @@ def test_nothing_but_pull_works_before_join(live: Live) -> None:
             _ = session.layout
 
 
-def test_steps_of_no_batch_and_batches_of_no_sample_are_refused(live: Live) -> None:
+JOINS: list[tuple[Any, dict[str, Any], str]] = [
+    ({"w": np.array([1j])}, {}, "dtype complex128"),
+    ({"w": np.array(["a"])}, {}, "dtype <U1"),
+    ({"w": np.array([None])}, {}, "dtype object"),
+    ({}, {}, "the layout has no tensors"),
+    ([("w", np.ones(2)), ("w", np.ones(3))], {}, "occur twice: w"),
+    (model(), {"batches_per_step": 0}, "batches_per_step is a whole number, at least 1, not 0"),
+    (model(), {"batches_per_step": 2.5}, r"batches_per_step is a whole number, at least 1, not 2\.5"),
+]
+
+
+def test_a_join_that_can_not_be_is_refused_and_a_good_one_works_once(live: Live) -> None:
     with connect(live.address) as session:
-        with pytest.raises(InvalidRequest, match="batches_per_step is a whole number, at least 1, not 0"):
-            session.join(model(), batches_per_step=0)
-        with pytest.raises(InvalidRequest, match=r"batches_per_step is a whole number, at least 1, not 2\.5"):
-            session.join(model(), batches_per_step=2.5)  # type: ignore[arg-type]
-        session.join(model())
-        with pytest.raises(InvalidRequest, match="at least 1, not -1"):
-            session.shards(10, -1)
-        with pytest.raises(InvalidRequest, match=r"a whole number of samples, at least 1, not 2\.5"):
-            session.shards(10, 2.5)  # type: ignore[arg-type]
+        for parameters, more, advice in JOINS:
+            with pytest.raises((InvalidRequest, LayoutMismatch), match=advice):
+                session.join(parameters, **more)
+        assert list(session.join([("v", np.ones(2)), ("w", np.zeros(1))])) == [1, 1, 0]
+        with pytest.raises(InvalidRequest, match="joined already"):
+            session.join(model())
+        for size in (-1, 2.5):
+            with pytest.raises(InvalidRequest, match=rf"a whole number of samples, at least 1, not {size}"):
+                session.shards(10, size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
 def test_a_copy_of_a_session_is_refused(session: Session, take: Callable[[Any], Any]) -> None:
     with pytest.raises(InvalidRequest, match="a session can't be copied or pickled"):
         take(session)
-
-
-def test_a_second_join_is_refused(session: Session) -> None:
-    with pytest.raises(InvalidRequest, match="joined already"):
-        session.join(model())
 
 
 def timeouts(*values: Any) -> list[tuple[dict[str, Any], str]]:

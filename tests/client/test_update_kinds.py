@@ -51,10 +51,8 @@ def test_the_kind_is_not_known_before_joining(live: Live) -> None:
     ],
     ids=["deltas", "gradients"],
 )
-def test_a_commit_of_the_other_kind_is_refused_and_changes_nothing(
-    settings: Hyperparameters, wrong: Any, advice: str, transport: Transport
-) -> None:
-    with joined(settings, transport) as (live, session):
+def test_a_commit_of_the_other_kind_is_refused_and_changes_nothing(settings: Hyperparameters, wrong: Any, advice: str) -> None:
+    with joined(settings) as (live, session):
         with pytest.raises(InvalidRequest, match=f"takes a {session.update_kind}.*holds a {wrong}: .*{advice}"):
             session.commit(GRADIENT, kind=wrong)
         np.testing.assert_array_equal(theta(live), FIRST)
@@ -159,9 +157,9 @@ def test_the_learning_rate_is_that_of_the_version_handed_out_last() -> None:
 # -- what becomes of it
 
 
-def test_a_commit_that_the_rule_discards_is_told_and_brings_fresh_theta(transport: Transport) -> None:
+def test_a_commit_that_the_rule_discards_is_told_and_brings_fresh_theta() -> None:
     settings = replace(PLAIN, rule="ringmaster", rule_options="threshold=1")
-    with joined(settings, transport) as (live, session), connect(live.address) as other:
+    with joined(settings) as (live, session), connect(live.address) as other:
         other.join(model())
         assert not other.commit(GRADIENT).discarded
         answer = session.commit(GRADIENT)
