@@ -129,7 +129,7 @@ def test_it_says_how_far_the_run_is_with_a_bar_if_it_has_a_last_epoch(status: di
             pb.RunCurves(seconds=[0, 1, 2, 4], loss=[4, 2, np.nan, 1], staleness=[np.nan] * 4, pi_median=[np.inf] * 4),
             [[(3, 3), (56.5, 36.3), (217, 53), (217, 53)]],
         ),
-        (pb.RunCurves(seconds=[0], loss=[0.5]), [[(3, 28), (3, 28)]]),  # in the middle; one point would be invisible
+        (pb.RunCurves(seconds=[0], loss=[0.5]), [[(110, 28), (110, 28)]]),  # in the middle; one point would be invisible
     ],
 )
 def test_a_curve_leaves_out_what_is_not_known(curves: pb.RunCurves, points: list[list[tuple[float, float]]]) -> None:

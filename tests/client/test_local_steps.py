@@ -73,12 +73,14 @@ def test_a_gradient_run_gets_the_mean_of_the_windows_gradients(weight_decay: flo
     settings = replace(AGN, weight_decay=weight_decay, local_momentum=momentum)
     with serving(config(settings)) as live:
         model = network()
+        hand = ByHand(model, settings)
         with training(live, model) as (optimizer, session):
             assert session.update_kind == "gradient"
             for window in range(3):
                 given = theta(live)
                 assert_holds(model, given)
-                hand = ByHand(model, settings)
+                set_to(hand.model, given)
+                hand.gradients.clear()
                 for step in range(3 * window, 3 * window + 3):
                     assert version(live) == window
                     assert_holds(model, hand.x)
