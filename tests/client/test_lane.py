@@ -39,23 +39,27 @@ from kit.regions import held_open, mapped
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
-def open_sockets() -> set[str]:
-    """This process's open sockets, of the server's threads too."""
+def left_open() -> set[str]:
+    """This process's open sockets and the memory that it shares, of the server's threads too."""
     gc.collect()
-    found = set()
+    found = {*mapped(os.getpid()), *held_open()}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
             found.add(os.readlink(entry))
-    return {name for name in found if name.startswith("socket:")}
+    return {name for name in found if name.isdecimal() or name.startswith("socket:")}
 
 
 @contextmanager
-def nothing_left_open() -> Iterator[None]:
+def nothing_left_open(live: Live) -> Iterator[None]:
     """The block closes every socket that it opens, and unmaps and closes all shared memory."""
-    before, memory = open_sockets(), (set(mapped()), set(held_open()))
+    before = left_open()
     yield
-    wait_until(lambda: open_sockets() <= before, "all sockets of the block to be closed")
-    wait_until(lambda: set(mapped()) <= memory[0] and set(held_open()) <= memory[1], "all memory of the block to be freed")
+
+    def closed() -> bool:
+        live.on_loop(live.server.wiring.lane.regions.take_back)  # the server itself does so once a second
+        return left_open() <= before
+
+    wait_until(closed, "all sockets and all memory of the block to be closed")
 
 
 # -- what is left behind
@@ -92,7 +96,7 @@ def is_forgotten(session: Session) -> None:
 
 
 def test_sessions_leave_no_socket_no_memory_and_no_lease_behind_however_they_end(transport: Transport, live: Live) -> None:
-    with nothing_left_open():
+    with nothing_left_open(live):
         for end in (closes, ends_with_an_error, is_rejected_and_closes, waits_for_the_end, is_forgotten):
             session = trained(live)
             assert transports(live) == {session.name: transport.name}
@@ -119,7 +123,7 @@ session.commit(numpy.ones(3, numpy.float32))
 
 def test_closing_from_another_thread_ends_an_exchange_at_once(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gem_client.run.membership.LEAVE_SECONDS", 0.1)  # the answer to the goodbye is lost too
-    with serving(config(PLAIN, **transport.settings)) as live, nothing_left_open(), Wire(live.address, live) as wire:
+    with serving(config(PLAIN, **transport.settings)) as live, nothing_left_open(live), Wire(live.address, live) as wire:
         close_in_mid_exchange(live, wire)
         assert outcomes(live) == {"applied": 2}
 
@@ -146,7 +150,7 @@ def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live
         return open_lane(*arguments)
 
     monkeypatch.setattr("gem_client.transport.connection.open_network_lane", slow)
-    with nothing_left_open():
+    with nothing_left_open(live):
         patience = Patience()
         session = connect(live.address, retry=patience.retry())
         joining = in_background(lambda: session.join(model()))
