@@ -66,16 +66,20 @@ def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_o
         assert session.shares_memory == transport.is_memory
 
 
-def test_nothing_but_pull_works_before_join(live: Live) -> None:
-    with connect(live.address) as session:
-        with pytest.raises(InvalidRequest, match="make the Optimizer first, or call join"):
-            session.shards(10)
-        with pytest.raises(InvalidRequest, match="join"):
-            session.commit(GRADIENT)
-        with pytest.raises(InvalidRequest, match="join"):
-            _ = session.hyperparameters
-        with pytest.raises(InvalidRequest):
-            _ = session.layout
+@pytest.mark.parametrize(
+    ("use", "advice"),
+    [
+        (lambda session: session.shards(10), "make the Optimizer first, or call join"),
+        (lambda session: session.commit(GRADIENT), "join"),
+        (lambda session: session.hyperparameters, "join"),
+        (lambda session: session.update_kind, "join"),
+        (lambda session: session.learning_rate, "join"),
+        (lambda session: session.layout, "the layout is not known yet: join or pull first"),
+    ],
+)
+def test_nothing_but_pull_works_before_join(use: Callable[[Session], Any], advice: str) -> None:
+    with connect("127.0.0.1:1") as session, pytest.raises(InvalidRequest, match=advice):
+        use(session)
 
 
 JOINS: list[tuple[Any, dict[str, Any], str]] = [
@@ -143,6 +147,7 @@ def test_a_retry_without_a_number_of_seconds_is_refused(name: str, seconds: Any)
         ({"loss": "x"}, "loss is a number, such as loss.item"),
         ({"loss": [1.0, 2.0]}, "loss is a number, such as loss.item"),
         *[({"share": share}, "share is the share of a whole batch") for share in (0, -0.5, 1.5, math.nan, "half")],
+        ({"kind": "gradients"}, "a commit is of kind gradient or delta, not 'gradients'"),
         ({"base": 3}, "base is what the session's property `base` was"),
     ],
 )

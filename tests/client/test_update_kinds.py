@@ -36,13 +36,6 @@ def joined(settings: Hyperparameters, transport: Transport | None = None, **over
 # -- the kind
 
 
-def test_the_kind_is_not_known_before_joining(live: Live) -> None:
-    with connect(live.address) as session:
-        for asked in (lambda: session.update_kind, lambda: session.learning_rate):
-            with pytest.raises(InvalidRequest, match="join"):
-                asked()
-
-
 @pytest.mark.parametrize(
     ("settings", "wrong", "advice"),
     [
@@ -103,15 +96,6 @@ def test_a_delta_is_added_as_it_is(transport: Transport) -> None:
         session.begin_commit(GRADIENT, kind="delta")
         session.finish_commit()
         np.testing.assert_array_equal(theta(live), FIRST + 1.0)
-
-
-def test_a_kind_that_there_is_not_is_refused_before_anything_is_sent() -> None:
-    with joined(PLAIN) as (live, session):
-        with pytest.raises(InvalidRequest, match="gradient or delta"):
-            session.commit(GRADIENT, kind="gradients")  # type: ignore[arg-type]
-        assert outcomes(live) == {}
-        session.commit(GRADIENT)
-        assert version(live) == 1
 
 
 # -- weight decay and the rate
