@@ -106,15 +106,6 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(trans
             assert transports(back) == {session.name: transport.name}
 
 
-def test_join_gives_up_on_an_address_where_nobody_listens() -> None:
-    patience = Patience()
-    patience.run_out()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with connect(address, retry=patience.retry()) as session, pytest.raises(TransportError):
-        session.join(model())
-
-
 def test_a_listener_that_never_answers_is_given_up() -> None:
     patience = Patience()
     patience.run_out()
