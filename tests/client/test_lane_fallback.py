@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client.conftest import trained
 from gem_api.lane import PREFIX_BYTES, Kind, opening, parse_prefix
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_client import Draining, ServerUnavailable, Session, connect
+from gem_client import Draining, ServerUnavailable, connect
 from gem_client.transport import connection, pulse
 from gem_client.transport import lane as client_lane
 from gem_client.transport.commit_stream import CommitStream
@@ -154,15 +155,6 @@ def test_a_worker_over_grpc_chooses_anew_once_the_server_was_away(
 
 
 # -- lanes that break
-
-
-@contextmanager
-def trained(live: Live, patience: Patience, **settings: Any) -> Iterator[tuple[Wire, Session]]:
-    """A session with one commit, behind a network that can be broken."""
-    with Wire(live.address, live) as wire, connect(wire.address, retry=patience.retry(), **settings) as session:
-        session.join(model())
-        session.commit(GRADIENT)
-        yield wire, session
 
 
 @linux_only

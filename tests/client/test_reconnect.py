@@ -10,9 +10,9 @@ from pathlib import Path
 import gem_client
 import numpy as np
 import pytest
-from client.conftest import Transport
+from client.conftest import Transport, trained
 from gem_client import TransportError, connect
-from kit.model import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, transports, version
+from kit.model import GRADIENT, PLAIN, Patience, ended, in_background, model, outcomes, theta, transports, version
 from kit.regions import linux_only
 from kit.server import DEADLINE, config, serving, wait_until
 
@@ -36,27 +36,16 @@ def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_leas
 
 
 def test_a_session_that_has_lost_the_wire_goes_on_where_it_was(transport: Transport) -> None:
-    with (
-        serving(config(PLAIN, **transport.settings)) as live,
-        Wire(live.address, live) as wire,
-        connect(wire.address, retry=Patience().retry()) as session,
-    ):
-        session.join(model())
-        for done in range(1, 4):
+    with serving(config(PLAIN, **transport.settings)) as live, trained(live, Patience()) as (wire, session):
+        for done in range(2, 5):
             wire.cut()
             assert session.commit(GRADIENT).version == done
             assert transports(live) == {session.name: transport.name}
-        assert (session.generation, outcomes(live)) == (1, {"applied": 3})
+        assert (session.generation, outcomes(live)) == (1, {"applied": 4})
 
 
 def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(transport: Transport) -> None:
-    with (
-        serving(config(PLAIN, **transport.settings)) as live,
-        Wire(live.address, live) as wire,
-        connect(wire.address, retry=Patience().retry()) as session,
-    ):
-        session.join(model())
-        session.commit(GRADIENT)
+    with serving(config(PLAIN, **transport.settings)) as live, trained(live, Patience()) as (wire, session):
         wire.lose_answers()
         waiting = in_background(lambda: session.commit(GRADIENT))
         wait_until(lambda: version(live) == 2, "the commit to be applied")
@@ -119,13 +108,7 @@ def test_a_listener_that_never_answers_is_given_up() -> None:
 
 def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(transport: Transport) -> None:
     patience = Patience()
-    with (
-        serving(config(PLAIN, **transport.settings)) as live,
-        Wire(live.address, live) as wire,
-        connect(wire.address, retry=patience.retry(), timeout=0.3) as session,
-    ):
-        session.join(model())
-        session.commit(GRADIENT)
+    with serving(config(PLAIN, **transport.settings)) as live, trained(live, patience, timeout=0.3) as (wire, session):
         assert transports(live) == {session.name: transport.name}
         wire.stall()
         patience.run_out()
