@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -307,7 +306,7 @@ def test_an_interrupted_read_does_not_end_the_lease(tmp_path: Path, monkeypatch:
         session.join(large_model())
         session.commit(GRADIENT)
         with monkeypatch.context() as interrupting:
-            interrupting.setattr(Future, "exception", interrupt)  # while it waits for range 1
+            interrupting.setattr(Link, "begin", interrupt)  # once it has read range 0
             with pytest.raises(KeyboardInterrupt):
                 session.read()
         np.testing.assert_array_equal(session.read(), run.theta)
