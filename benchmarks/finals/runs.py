@@ -18,8 +18,8 @@ from benchmarks.finals.held_out import Tagger, Trees
 from benchmarks.lib.results import Store, plain
 from benchmarks.lib.runs import settings_of as parsed
 from benchmarks.versus.models import GOALS, Problem
+from benchmarks.versus.network import DIVERGED, Network
 from benchmarks.versus.profiles import KINDS
-from benchmarks.versus.simulated.engine import DIVERGED, Network
 
 MODELS: Mapping[str, Callable[[Path | None], Problem]] = {
     **{name: goal.make for name, goal in GOALS.items()},

@@ -11,8 +11,8 @@ from gem_api.layout import Vector
 
 from benchmarks.finals.apart import Gradient, constant, cosine
 from benchmarks.finals.clock import OVERHEAD, SIZES
+from benchmarks.versus.network import Adam
 from benchmarks.versus.profiles import Profile
-from benchmarks.versus.simulated.methods import Adam
 
 F = np.float32
 Look = Callable[[float, Vector], bool]

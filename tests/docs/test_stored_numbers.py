@@ -24,7 +24,6 @@ from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
 from benchmarks.versus.__main__ import main as versus
 from benchmarks.versus.profiles import KINDS
-from benchmarks.versus.simulated import __main__ as simulated
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
@@ -119,16 +118,14 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("name", "page"),
-    [("versus", "README.md"), ("versus", "simulated.md"), ("versus", "finals.md"), ("many-workers", "README.md"),
+    [("versus", "README.md"), ("versus", "finals.md"), ("many-workers", "README.md"),
      ("unequal-data", "README.md"), ("tuning", "README.md")],
 )  # fmt: skip
 def test_a_page_of_results_is_drawn_from_what_is_stored(
     name: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(tmp_path, name)
-    if page == "simulated.md":
-        drawn(simulated, folder, monkeypatch, "--draw-only")
-    elif page == "finals.md":
+    if page == "finals.md":
         monkeypatch.setattr(whole_trainings, "RESULTS", folder)
         whole_trainings._write(finals.stored(folder / "finals.json"))
     elif name != "versus":

@@ -11,8 +11,8 @@ from benchmarks.finals.apart import Rule, cosine
 from benchmarks.finals.clock import SIZES, Clock, Policy
 from benchmarks.finals.held_out import LENGTH, NOBODY, Tagger, Trees
 from benchmarks.finals.runs import Run, limit_of
+from benchmarks.versus.network import Adam
 from benchmarks.versus.profiles import KINDS, PROFILES
-from benchmarks.versus.simulated.methods import LookAhead
 
 P = 40
 
@@ -22,25 +22,44 @@ def gradient(theta: Vector, worker: int, step: int, size: int) -> Vector:
     return np.asarray(theta - 1 + noise / np.float32(np.sqrt(size)), np.float32)
 
 
+class LookAhead:
+    """The rule without shares and waits, at a constant rate: as docs/method.md has it, in plain NumPy."""
+
+    def __init__(self, rate: float, theta: Vector) -> None:
+        self.rate, self.theta, self._adam, self._age = rate, theta, Adam(theta.size), 0.0
+
+    def commit(self, gradient: Vector, point: Vector, n: float) -> Vector:
+        """Takes the gradient that a worker computed on a point, n − 1 commits ago. Returns the point of its next one."""
+        h = (n + 1) / 2
+        self._age += 1 / h
+        mean, square = self._adam.take(gradient, h)
+        delta = -self.rate * (mean / (np.sqrt(square + (n - 1) * mean * mean) + 1e-8) + 0.01 * self.theta)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            pi = np.clip(np.nan_to_num(1.5 * np.sqrt(n) - np.abs(self.theta - point) / np.abs(delta)), 0, 1)
+        step = (pi * delta).astype(np.float32)
+        self.theta = self.theta + step
+        return np.asarray(self.theta + 1.5 * (n - 1) * self._age / (self._age + 1) * step, np.float32)
+
+
 def never(time: float, theta: Vector) -> bool:
     return False
 
 
 @pytest.mark.parametrize("profile", ["equal", "mixed", "exponential"])
 def test_without_shares_and_waits_it_is_the_rule_of_today(profile: str) -> None:
-    """The other study has it too, in NumPy. What rounding changes is amplified where π is at its bound."""
+    """In plain NumPy. What rounding changes is amplified where π is at its bound."""
     events = Clock(PROFILES[profile], 8, 0, Policy(), 12).events()
     start = np.linspace(-1, 1, P).astype(np.float32)
     theta = Rule(0.003, schedule="constant").train(start, events, 8, gradient, never)
-    other = LookAhead(0.003)
-    other.start(start)
+    other = LookAhead(0.003, start)
     points: dict[int, Vector] = {}
     versions: dict[int, int] = {}
     version = 0
     for event in events:
         if event.size:
             g = gradient(points[event.worker], event.worker, event.step, event.size)
-            points[event.worker] = other.commit(event.worker, g, points[event.worker], version - versions[event.worker], 8)
+            staleness = version - versions[event.worker]
+            points[event.worker] = other.commit(g, points[event.worker], min(staleness + 1, 32))
             version += 1
         else:
             points.setdefault(event.worker, start)
