@@ -25,7 +25,8 @@ _QUICK_PROFILES = ("equal", "noisy", "straggler")
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option("--quick", is_flag=True,
               help="A rough look in ten minutes: the transformer, 8 workers, three profiles, one seed.")  # fmt: skip
-@click.option("--only", multiple=True, type=click.Choice(list(contenders())), help="Contenders to run.")
+@click.option("--only", multiple=True, type=click.Choice([name for name, each in contenders().items() if each.start]),
+              help="Contenders to run.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
               help="Folder for results.json, figure and page; runs whose results are in it are not repeated.  "
               f"[default: {_OUT}; with --quick {_QUICK_OUT}]")  # fmt: skip

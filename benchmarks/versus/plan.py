@@ -69,16 +69,12 @@ class Choice:
             for model in self.models or GOALS
             for width in self.widths or WIDTHS
         ]
-        asked = self.only or _installed()
+        asked = self.only or {name for name, each in contenders().items() if each.start is not None}
         kept = [[case for case in group if case.contender in asked] for group in found]
         return [group for group in kept if group]
 
     def kinds(self, skipped: Sequence[str] = ()) -> list[str]:
         return [name for name in PROFILES if (name in self.profiles or not self.profiles) and name not in skipped]
-
-
-def _installed() -> set[str]:
-    return {name for name, each in contenders().items() if each.installed}
 
 
 def merit(outcome: Outcome) -> tuple[float, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Protocol
 
 from benchmarks.versus.family import Family
@@ -30,34 +29,32 @@ class Contender:
 
     Attributes:
         label: As in tables and plots.
-        start: Starts its processes; the gate holds the workers until all are ready.
+        start: Starts its processes; the gate holds the workers until all are ready. None: its program is gone, its runs stay.
         rates: The learning rates to try first, ascending, by optimizer.
         widths: The numbers of workers it is measured with.
         far: Whether it can have workers behind a link.
-        needs: A module that the project's environment lacks; without it the contender is left out.
     """
 
     label: str
-    start: Callable[[Setup, Family], Started]
+    start: Callable[[Setup, Family], Started] | None
     rates: Mapping[str, tuple[float, ...]]
     widths: tuple[int, ...] = (4, 8, 16)
     far: bool = True
-    needs: str | None = None
-
-    @property
-    def installed(self) -> bool:
-        return self.needs is None or find_spec(self.needs) is not None
 
 
 def contenders() -> Mapping[str, Contender]:
     """All contenders by name. Their modules are imported here, as not every command needs them."""
-    from benchmarks.versus.contenders import fault_tolerant, ours, synchronous
+    from benchmarks.versus.contenders import ours, synchronous
 
-    return {**synchronous.CONTENDERS, **fault_tolerant.CONTENDERS, **ours.CONTENDERS}
+    return {**synchronous.CONTENDERS, **ours.CONTENDERS}
 
 
 def start(setup: Setup, family: Family) -> Started:
     """Starts the run's contender. The one with backup workers is in no race to a loss."""
     from benchmarks.versus.contenders.backups import Backups
 
-    return Backups(setup, family) if setup.first else contenders()[setup.contender].start(setup, family)
+    if setup.first:
+        return Backups(setup, family)
+    chosen = contenders()[setup.contender].start
+    assert chosen is not None
+    return chosen(setup, family)

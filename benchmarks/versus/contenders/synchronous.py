@@ -96,4 +96,5 @@ CONTENDERS = {
     "ddp": Contender("PyTorch DDP", partial(_start, Ddp), RATES),
     "local-sgd": Contender("Local SGD, 8 steps", partial(_start, LocalSgd), RATES, (8,)),
     "diloco": Contender("DiLoCo, 16 steps", partial(_start, DiLoCo), RATES, (8,)),
+    "torchft": Contender("torchft", None, RATES, (8,), far=False),
 }
