@@ -5,7 +5,7 @@ Ten simulated workers in one process, in random order, with the server's own rul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,12 @@ from gem_api.worker_theta import WorkerTheta
 from gem_worker.tasks import load_task
 
 from benchmarks.lib.results import Store
-from benchmarks.lib.runs import study
+from benchmarks.lib.runs import Wanted, study
 from benchmarks.many_workers.order import simulated
 from benchmarks.many_workers.simulation import train
 from benchmarks.paper.experiments import Experiment
 
-STORED = Path(__file__).parents[1] / "docs/results/formats.json"
+RESULTS = Path(__file__).parents[1] / "docs/results"
 WORKERS = 10
 PAIRS = ("float32/float32", "bfloat16/bfloat16", "int8/bfloat16", "int8/int8")
 # The task, its optimizer, the rate, and the steps of each worker.
@@ -96,25 +96,20 @@ def measure(case: Case, data: Path | None) -> Outcome:
     return Outcome(rows[-1]["test_loss"], rows[-1]["accuracy"])
 
 
-def stored() -> Store[Case, Outcome]:
-    return Store(STORED, "case", Case, vars, lambda case, row: Outcome(**row))
+def stored(folder: Path) -> Store[Case, Outcome]:
+    return Store(folder / "formats.json", "case", Case, vars, lambda case, row: Outcome(**row))
 
 
-def missing(tasks: Sequence[str], data: Path | None) -> Iterator[tuple[str, Callable[[], str]]]:
-    store = stored()
-
-    def make(case: Case) -> str:
-        store.add(case, found := measure(case, data))
-        return str(found)
-
+def plan(tasks: Sequence[str], data: Path | None) -> Wanted:
+    store = stored(RESULTS)
     for case in (Case(task, pair, seed) for seed in SEEDS for task in tasks for pair in PAIRS):
-        if case not in store and (data is not None or case.task != "MNIST"):
-            yield str(case), partial(make, case)
+        if data is not None or case.task != "MNIST":
+            yield store, case, partial(measure, case, data)
 
 
-def show() -> Path:
+def show(folder: Path) -> Path:
     """Prints the table."""
-    store = stored()
+    store = stored(folder)
     click.echo("task          gradients/θ          loss, each seed            accuracy, %, each seed")
     for task in TASKS:
         for pair in PAIRS:
@@ -122,11 +117,11 @@ def show() -> Path:
             found = [store[case] for case in cases if case in store]
             losses = "  ".join(f"{each.loss:.4f}" for each in found)
             click.echo(f"{task:12}  {pair:19}  {losses:26} {'  '.join(f'{100 * each.accuracy:.2f}' for each in found)}")
-    return STORED
+    return store.path
 
 
 about = "Makes the runs that have no result yet, then prints the table. All take half an hour on one core."
-main = study(about, TASKS, missing, show)
+main = study(about, TASKS, plan, show, RESULTS)
 
 if __name__ == "__main__":
     main()
