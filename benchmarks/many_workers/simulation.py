@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,16 +24,6 @@ from benchmarks.paper.sequential import score
 Row = dict[str, float]
 Draw = Callable[[int, int, np.random.Generator], list[int]]  # a worker's next batch: its number, the size, random numbers
 STOP = object()
-
-
-class Wire(Protocol):
-    """What the network does to tensors. Both are called once for each commit of a worker, by its number."""
-
-    def down(self, worker: int, theta: Vector) -> Vector:
-        """θ as it arrives at a worker: float32, shape (P,)."""
-
-    def up(self, worker: int, update: Vector) -> Vector:
-        """An update as it arrives at the server: float32, shape (P,)."""
 
 
 class Model(VectorModel):
@@ -72,7 +62,7 @@ class Worker:
 def train(
     task: Task, settings: Hyperparameters, turns: Iterable[Turn], workers: int, every: int,
     tell: Callable[[Row], object] = lambda row: None, draw: Draw | None = None,
-    last: Callable[[Model, Vector], Row] = Model.score, wire: Wire | None = None,
+    last: Callable[[Model, Vector], Row] = Model.score,
 ) -> list[Row]:  # fmt: skip
     """Trains; the seed is that of the settings.
 
@@ -85,7 +75,6 @@ def train(
         tell: Called with each row; the run ends early if it returns `STOP`.
         draw: Chooses the samples of a batch; by default from all training data.
         last: Makes what the last row has besides, from the last θ.
-        wire: What θ and updates pass through; by default nothing changes them.
 
     Returns:
         A row for every `every` commits: see `_row`. If training diverged, the last one has a loss that is not finite instead of
@@ -108,14 +97,9 @@ def train(
             continue
         done += 1
         batch = partial(draw, turn.worker, turn.samples, random)
-        theta_there = worker.buffers[rule.reply_buffer]
-        if wire is not None:
-            theta_there = wire.down(turn.worker, theta_there)
-        update, loss = _update(model, theta_there, worker.base, rule, settings, batch)
+        update, loss = _update(model, worker.buffers[rule.reply_buffer], worker.base, rule, settings, batch)
         if not np.isfinite(update).all():
             return [*rows, {"version": version, "loss": float("nan")}]
-        if wire is not None:
-            update = wire.up(turn.worker, update)
         now = factor(settings, version)
         then = factor(settings, worker.base - 1) if worker.commits else now
         rule_input = RuleInput(version - worker.base, version, worker.commits, now, len(crowd), shared, eta_change(now, then))
