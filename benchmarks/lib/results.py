@@ -98,4 +98,4 @@ class Store(dict[K, V]):
                 key = self._settings(**row.pop(self._name))
                 self[key] = self._decode(key, row)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{self.path} can't be read ({error!r}): restore it, or give another --out") from error
+            raise DamagedError(f"{self.path} can't be read ({error!r}): restore it") from error

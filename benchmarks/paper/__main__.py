@@ -31,19 +31,19 @@ _QUICK_NOTE = "A quick look: fewer workers, steps and seeds than the paper has, 
 @click.option(
     "--data", type=click.Path(exists=True, path_type=Path), help="Folder of MNIST's four IDX files, plain or gzipped."
 )
-@click.option("--quick", "is_quick", is_flag=True, help="Two numbers of workers, 150 steps, one seed: about twelve minutes.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), show_default=f"{_OUT}, with --quick {_QUICK_OUT}",
-              help="Folder for results, plots and page; results in it are not run again.")  # fmt: skip
+@click.option("--quick", "is_quick", is_flag=True,
+              help=f"Two numbers of workers, 150 steps, one seed: about twelve minutes, in {_QUICK_OUT}.")  # fmt: skip
 @click.option("--draw-only", is_flag=True, help="Run nothing; draw what is stored, and describe existing runs.")
 @interruptible()
-def main(figures: tuple[str, ...], data: Path | None, is_quick: bool, out: Path | None, draw_only: bool) -> None:
+def main(figures: tuple[str, ...], data: Path | None, is_quick: bool, draw_only: bool) -> None:
     """Makes the runs of the paper's FIGURES, by default of all of them. Then draws every figure that has results. Ctrl-C ends
     it; the same command continues later."""
     chosen = list(dict.fromkeys(figures)) or list(FIGURES)
-    folder = out or (_QUICK_OUT if is_quick else _OUT)
+    folder = _QUICK_OUT if is_quick else _OUT
     store = stored(folder)
     if draw_only and not store:
-        _redraw(chosen, folder)
+        for name in chosen:  # from their stored content; the page stays as it is: it needs the runs
+            draw_figure(name, [], folder)
         return
     if data is None and not (is_quick or draw_only):
         raise click.UsageError("give --data DIR, the folder of MNIST's four IDX files; with --quick it can be left out")
@@ -67,16 +67,6 @@ def draw(results: Mapping[Experiment, Result], folder: Path, scale: Scale, note:
         states[name] = page.State(measured if enough else [], sum(len(group.experiments) for group in groups))
         draw_figure(name, states[name].measured, folder)
     return page.write(folder, scale, states, note)
-
-
-def _redraw(chosen: list[str], folder: Path) -> None:
-    """Draws the figures of stored content. The page stays as it is: it needs the runs. Raises UsageError."""
-    names = [name for name in chosen if (folder / f"{name}.json").exists()]
-    if not names:
-        raise click.UsageError(f"there are no results in {folder}: name their folder with --out")
-    for name in names:
-        draw_figure(name, [], folder)
-    click.echo(f"drawn from their stored content: {', '.join(names)}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ transfer, or only the arithmetic): `python -m benchmarks.peers`; benchmarks/READ
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
@@ -13,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from gem_api.process.lifetime import EXIT_INTERRUPTED
 from gem_worker.launcher.cluster import free_port
 
 from benchmarks.lib import load
-from benchmarks.lib.load import PROCESSES, LoadFailed, RoundTrip
+from benchmarks.lib.load import PROCESSES, LoadFailed
 from benchmarks.lib.measuring import measurement
 from benchmarks.lib.page import short
 from benchmarks.lib.style import save
 from benchmarks.peers.contenders import CONTENDERS
-from benchmarks.peers.contenders.base import Contender, Place
+from benchmarks.peers.contenders.base import Contender, Place, checked_worker
 from benchmarks.peers.picture import figure
 from benchmarks.peers.results import (
     LARGE,
@@ -39,7 +36,6 @@ from benchmarks.peers.results import (
     verdicts,
 )
 
-WARM_UP = 3  # round trips of each worker before anything is counted
 _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds": 1.5}
 _NAMES = ", ".join(each.name for each in CONTENDERS)
 
@@ -110,28 +106,8 @@ def measure(contender: Contender, cell: Cell, seconds: float, log: Path) -> Figu
     """Measures one contender with fresh processes. Raises LoadFailed."""
     place = Place(free_port(), cell.parameters, cell.workers, log)
     with contender.server(place) as roots:
-        found = load.measure(partial(_worker, contender, place), [1] * contender.processes(cell.workers), seconds, roots)
+        found = load.measure(partial(checked_worker, contender, place), [1] * contender.processes(cell.workers), seconds, roots)
     return Figures(**{each.name: getattr(found, each.name) for each in fields(Figures)})
-
-
-@contextmanager
-def _worker(contender: Contender, place: Place, index: int) -> Iterator[RoundTrip]:
-    place.redirect()
-    with contender.worker(place, index) as round_trip:
-        for _ in range(WARM_UP):
-            _require_theta(round_trip(), place)
-        yield round_trip
-
-
-def _require_theta(theta: Any, place: Place) -> None:
-    """Raises LoadFailed unless θ has the shape and values that every contender must return. A list (the frames of a bare echo)
-    is accepted as it is."""
-    if isinstance(theta, list):
-        return
-    array = np.asarray(theta)
-    few = array[:: 1 + array.size // 1000]
-    if array.shape != (place.parameters,) or array.dtype != np.float32 or not np.isfinite(few).all():
-        raise LoadFailed(f"it did not return a θ of {place.parameters} finite float32 values")
 
 
 if __name__ == "__main__":

@@ -178,10 +178,8 @@ def fitted(course: Course, name: str) -> Line:
     """Fits a line, by least squares, to the samples after the warm-up."""
     first = int(WARM_UP * len(course.commits))
     x, y = np.array(course.commits[first:], float) / 1e5, np.array(course.values[name][first:])
-    slope, begin = np.polyfit(x - x[0], y, 1)
-    rest = y - (begin + slope * (x - x[0]))
-    error = np.sqrt((rest @ rest) / max(1, len(x) - 2) / ((x - x.mean()) ** 2).sum())
-    return Line(name, float(begin), float(slope), float(error), float(slope * (x[-1] - x[0])))
+    (slope, begin), covariance = np.polyfit(x - x[0], y, 1, cov=True)
+    return Line(name, float(begin), float(slope), float(np.sqrt(covariance[0, 0])), float(slope * (x[-1] - x[0])))
 
 
 def report(course: Course, lines: list[Line]) -> str:

@@ -18,6 +18,7 @@ from benchmarks.lib import machine
 from benchmarks.lib.load import PROCESSES, LoadFailed, RoundTrip
 
 HOST = "127.0.0.1"
+WARM_UP = 3  # round trips of each worker before anything is counted
 START_SECONDS = 120.0  # maximum time for one process to start
 PATTERN = 1 << 20  # a gradient repeats itself after this many elements, because random numbers are slow to generate
 
@@ -109,6 +110,27 @@ class OwnProcess(Contender):
     def _run(self, place: Place, ready: Event) -> None:
         place.redirect()
         self.serve(place, ready)
+
+
+@contextmanager
+def checked_worker(contender: Contender, place: Place, index: int) -> Iterator[RoundTrip]:
+    """A contender's worker, after some round trips that nobody counts. Raises LoadFailed if they don't return a θ."""
+    place.redirect()
+    with contender.worker(place, index) as round_trip:
+        for _ in range(WARM_UP):
+            _require_theta(round_trip(), place)
+        yield round_trip
+
+
+def _require_theta(theta: Any, place: Place) -> None:
+    """Raises LoadFailed unless θ has the shape and values that every contender must return. A list (the frames of a bare echo)
+    is accepted as it is."""
+    if isinstance(theta, list):
+        return
+    array = np.asarray(theta)
+    few = array[:: 1 + array.size // 1000]
+    if array.shape != (place.parameters,) or array.dtype != np.float32 or not np.isfinite(few).all():
+        raise LoadFailed(f"it did not return a θ of {place.parameters} finite float32 values")
 
 
 def await_start(ready: Event, process: Any) -> None:
