@@ -15,7 +15,7 @@ PROGRESS := { test -t 1 && shown=yes; awk -v shown="$$shown" '/^Collecting/ { n+
 	shown && /^Collecting/ { printf "\r\033[K  %d packages, now %s", n, $$2; fflush() } \
 	shown && /^Installing/ { printf "\r\033[K" } /^Installing/ { print "  installing " n " packages"; fflush() }'; }
 
-.PHONY: help train test test-all test-slow test-docker test-wheel release check format hooks proto dashboards settings docs wheel bench paper versus chaos soak fuzz clean
+.PHONY: help train test test-all test-slow test-docker test-wheel release check format hooks proto dashboards settings docs wheel bench paper chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server, AdamW on it, and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests that protect a change (3 minutes)"
@@ -31,7 +31,6 @@ help:
 	@echo "make wheel   build the wheel, in dist/"
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
 	@echo "make paper   the paper's figures from MNIST's four files in DATA=DIR (hours); ARGS=--quick for a rough look (12 minutes)"
-	@echo "make versus  time to a loss beside PyTorch DDP and others, in equal and unequal clusters (many hours; ARGS=--quick ten minutes); MNIST too with DATA=DIR"
 	@echo "make chaos   kill servers and workers 100 times each, then two servers of one model, fill a disk, and look for what was lost (15 minutes)"
 	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
 	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
@@ -142,9 +141,6 @@ settings: $(DEV)
 DATA ?=
 paper: $(DEV)
 	@$(BIN)/python -m benchmarks.paper $(if $(DATA),--data "$(DATA)") $(ARGS)
-
-versus: $(DEV)
-	@$(BIN)/python -m benchmarks.versus $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 chaos: $(DEV)
 	@PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)

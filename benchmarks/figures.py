@@ -1,7 +1,5 @@
-"""Draws the figures of the documentation again, from stored results alone: `python -m benchmarks.figures`.
-
-It measures nothing, and leaves the pages as they are.
-"""
+"""Draws the pages of the studies and the figures of the documentation again, from stored results alone:
+`python -m benchmarks.figures`. It measures nothing."""
 
 from __future__ import annotations
 
@@ -11,71 +9,48 @@ from functools import partial
 from pathlib import Path
 
 import click
-from matplotlib.figure import Figure
 
 from benchmarks import tuning
-from benchmarks.finals import figure as finals
-from benchmarks.finals.runs import stored as stored_finals
+from benchmarks.finals import __main__ as finals
 from benchmarks.lib.style import save
-from benchmarks.many_workers import figures as many_workers
-from benchmarks.many_workers import runs as many_runs
-from benchmarks.paper.content import Content
-from benchmarks.paper.pictures import PICTURES
+from benchmarks.many_workers import __main__ as many_workers
+from benchmarks.paper.pictures import PICTURES, draw_figure
 from benchmarks.peers import picture as peers
-from benchmarks.peers.results import Results as PeersResults
+from benchmarks.peers.results import stored
 from benchmarks.server import soak
 from benchmarks.unequal_data import __main__ as unequal_data
-from benchmarks.unequal_data import runs as unequal_runs
-from benchmarks.versus import figure as versus
-from benchmarks.versus.measure import stored as stored_versus
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
 
 
-def _many(draw: Callable[..., Figure]) -> Figure:
-    return draw(many_runs.stored(RESULTS / "many-workers/runs.json"))
+def _paper() -> None:
+    for name in PICTURES:
+        draw_figure(name, [], RESULTS / "paper")
 
 
-def _paper(name: str) -> Figure:
-    return PICTURES[name](Content.load(RESULTS / f"paper/{name}.json"))
-
-
-def _soak() -> Figure:
+def _soak() -> None:
     body = json.loads((RESULTS / "soak-log.json").read_text(encoding="utf-8"))
     lines = [soak.Line(**line) for line in body["lines"]]
-    return soak.draw(soak.Course(**{name: body[name] for name in ("commits", "seconds", "leases", "values")}), lines)
+    course = soak.Course(**{name: body[name] for name in ("commits", "seconds", "leases", "values")})
+    save(soak.draw(course, lines), DOCS / "images/soak.png")
 
 
-def _versus() -> Figure | None:
-    store = stored_versus(RESULTS / "versus/results.json")
-    return versus.figure(store.get, store.head["limit"])
-
-
-FIGURES: dict[str, Callable[[], Figure | None]] = {
-    **{f"results/paper/{name}.png": partial(_paper, name) for name in PICTURES},
-    "results/many-workers/order.png": partial(_many, many_workers.order),
-    "results/many-workers/energies.png": partial(_many, many_workers.energies),
-    "results/many-workers/number.png": partial(_many, partial(many_workers.counts, numbers=many_runs.COUNTS)),
-    "results/unequal-data/unequal-data.png": lambda: unequal_data.figure(
-        unequal_runs.stored(RESULTS / "unequal-data/results.json")
-    ),
-    "results/versus/versus.png": _versus,
-    "results/versus/finals.png": lambda: finals.figure(stored_finals(RESULTS / "versus/finals.json")),
-    "results/tuning/curves.png": lambda: tuning.draw(tuning.stored()),
-    "images/throughput.png": lambda: peers.figure(PeersResults.load(RESULTS / "throughput.json")),
-    "images/soak.png": _soak,
+FIGURES: dict[str, Callable[[], object]] = {
+    **{each.RESULTS.name: partial(each.draw, each.RESULTS) for each in (finals, many_workers, unequal_data, tuning)},
+    "paper": _paper,
+    "throughput": lambda: save(peers.figure(stored(RESULTS / "throughput.json")), DOCS / "images/throughput.png"),
+    "soak": _soak,
 }
 
 
 @click.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, type=click.Choice(list(FIGURES)))
 def main(names: tuple[str, ...]) -> None:
-    """Draws the figures whose path under docs/ contains one of NAMES; without any, all of them."""
-    for path, draw in FIGURES.items():
-        if (not names or any(name in path for name in names)) and (figure := draw()) is not None:
-            save(figure, DOCS / path)
-            click.echo(path)
+    """Draws the NAMES, by default all."""
+    for name in names or FIGURES:
+        FIGURES[name]()
+        click.echo(name)
 
 
 if __name__ == "__main__":

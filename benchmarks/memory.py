@@ -7,22 +7,23 @@ beside what `gem-ctl plan` says, if the machine has that much. Tensors go over t
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing as mp
 import os
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+import torch
 from gem_client import connect
 from gem_client.run import membership
+from gem_client.torch import Optimizer
 from gem_ctl.planning.plan import Setup, plan
 
 from benchmarks.lib import machine
-from benchmarks.lib.processes import resident_bytes, server
+from benchmarks.lib.load import resident_bytes
+from benchmarks.lib.processes import server
 
 WIDTH = 3_200  # P = WIDTH², 41 MB an array
 ARRAY = 4 * WIDTH**2
@@ -38,12 +39,8 @@ LOOPS: dict[str, tuple[list[str] | None, str]] = {
 }
 
 
-def worker(brings: str, address: str) -> None:
-    """Trains for some steps, prints by how many arrays this process has grown, and stays until its input ends."""
-    import torch
-    from gem_client import connect
-    from gem_client.torch import Optimizer
-
+def worker(brings: str, address: str, told: Connection) -> None:
+    """Trains for some steps, tells by how many arrays this process has grown, and stays until it is told to end."""
     torch.set_num_threads(1)
     parameter = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH))
     parameter.grad = torch.ones_like(parameter)
@@ -55,23 +52,24 @@ def worker(brings: str, address: str) -> None:
         optimizer = Optimizer(optimizer, session, on="server" if brings == "server" else "worker")
     for _ in range(9):
         optimizer.step()
-    print((resident_bytes(os.getpid()) - before) / ARRAY, flush=True)
-    sys.stdin.read()
+    told.send((resident_bytes(os.getpid()) - before) / ARRAY)
+    told.recv()
     if session is not None:
         session.close()
 
 
 def measure(flags: list[str] | None, brings: str) -> tuple[float, float]:
     """Arrays in a worker's process, and on the server for the second of two workers."""
-    grown, on_server, count = [0.0], [0], 1 if flags is None else 2
+    grown, on_server = [0.0], [0]
     with ExitStack() as stack:
         address, pid = ("", 0) if flags is None else stack.enter_context(server("gem", None, "--until-stopped", *flags))
-        for _ in range(count):
-            line = [sys.executable, "-m", "benchmarks.memory", "--worker", brings, "--address", address]
-            process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            stack.callback(process.communicate)
-            assert process.stdout is not None
-            grown.append(float(process.stdout.readline()))
+        for _ in range(1 if flags is None else 2):
+            ours, theirs = mp.Pipe()
+            process = mp.get_context("spawn").Process(target=worker, args=(brings, address, theirs))
+            process.start()
+            stack.callback(process.join)
+            stack.callback(ours.send, "end")
+            grown.append(ours.recv())
             on_server.append(resident_bytes(pid) if pid else 0)
     return grown[1], (on_server[-1] - on_server[-2]) / ARRAY
 
@@ -122,13 +120,6 @@ def row(optimizer: str, workers: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--address", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options.worker, options.address)
-        return
     print(f"| P = {WIDTH**2:,} | worker, beside model and gradients | server, for each worker |\n|---|---|---|")
     for name, (flags, brings) in LOOPS.items():
         own, servers = measure(flags, brings)

@@ -24,7 +24,7 @@ from gem_api.wire import WIRE_FORMATS
 from benchmarks.lib import wire
 from benchmarks.lib.measuring import heads, interleaved, measurement, medians
 from benchmarks.lib.page import row, table
-from benchmarks.lib.processes import Load, measure, server
+from benchmarks.lib.processes import measure, server
 from benchmarks.lib.results import write_json
 
 _FIGURES = ("rate", "up", "down", "p50", "p99")
@@ -48,32 +48,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class Carried:
-    """A measurement. Rates are in bits per second; `plain` has those of iperf3, up and down, if it is installed."""
+    """A measurement; `plain` is what iperf3 gets, up and down, in bits per second, if it is installed."""
 
-    kind: Kind
-    load: Load
+    rate: float
+    up: float  # bits per second, as `down`
+    down: float
+    p50: float
+    p99: float
     plain: tuple[float, float] | None
-
-    @property
-    def rate(self) -> float:
-        """Commits a second. Each worker commits all the time: a count would have those that end after the measurement."""
-        return self.kind.workers / float(self.load.latencies.mean())
-
-    @property
-    def up(self) -> float:
-        return self.rate * self.kind.bits(self.kind.gradient)
-
-    @property
-    def down(self) -> float:
-        return self.rate * self.kind.bits(self.kind.theta)
-
-    @property
-    def p50(self) -> float:
-        return self.load.p50
-
-    @property
-    def p99(self) -> float:
-        return self.load.p99
 
 
 @measurement(
@@ -97,7 +79,7 @@ def main(
     ]
     measured = interleaved(kinds, repeats, partial(_measure, bandwidth * 1e6, seconds))
     click.echo(table(_HEADS, (_cells(kind, carried) for kind, carried in measured.items())))
-    write_json(out, [_figures(one) for several in measured.values() for one in several])
+    write_json(out, [vars(kind) | vars(one) for kind, several in measured.items() for one in several])
 
 
 def _measure(bandwidth: float, seconds: float, kind: Kind) -> Carried:
@@ -108,7 +90,8 @@ def _measure(bandwidth: float, seconds: float, kind: Kind) -> Carried:
                 address, kind.parameters, kind.workers, seconds, False, enter=partial(wire.enter, folder),
                 gradient_dtype=kind.gradient, theta_dtype=kind.theta,
             )  # fmt: skip
-    carried = Carried(kind, load, plain)
+    up, down = (load.rate * kind.bits(form) for form in (kind.gradient, kind.theta))
+    carried = Carried(load.rate, up, down, load.p50, load.p99, plain)
     click.echo(row(_cells(kind, [carried])), err=True)
     return carried
 
@@ -159,10 +142,6 @@ def _cells(kind: Kind, measured: list[Carried]) -> list[object]:
     plain = next((f"{one.plain[0] / 1e6:.0f} / {one.plain[1] / 1e6:.0f}" for one in measured if one.plain), "not installed")
     form = f"{kind.gradient}/{kind.theta}"
     return [f"{kind.parameters:,}", kind.workers, f"{1000 * kind.rtt:g}", form, *medians(measured, _FIGURES), plain]
-
-
-def _figures(one: Carried) -> dict[str, object]:
-    return {**vars(one.kind), **{name: getattr(one, name) for name in (*_FIGURES, "plain")}}
 
 
 if __name__ == "__main__":

@@ -1,55 +1,55 @@
 """How settings change a run under AdamW: the measurements behind docs/tuning.md.
 
-Each run has a real server and real workers, which talk over gRPC; all of them are threads of this process, because starting
-processes would take longer than the runs. A result is kept in docs/results/tuning/runs.json and is not measured again. The page
-and the picture there are drawn from that file.
+Each run is one of gem-train. A result is kept in docs/results/tuning/runs.json and is not measured again. The page and the
+picture there are drawn from that file. Its first runs had a server and workers in threads of one process, as the page says.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import json
+import os
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gem_client
 import numpy as np
-import structlog
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from gem_client.torch import Optimizer
-from gem_server.config import ServerConfig
-from gem_server.event_loop import DecidingLoop
-from gem_server.server import Server
-from gem_worker.launcher.run_folder import RunFolder
-from gem_worker.tasks.mnist import read_idx
+from gem_worker.tasks.mnist import Mnist
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import nn
 
-from benchmarks.lib.launch import RunFailed
-from benchmarks.lib.page import row
+from benchmarks.lib.launch import gem_train
+from benchmarks.lib.page import filled, row
 from benchmarks.lib.results import Store, plain
-from benchmarks.lib.runs import study
+from benchmarks.lib.runs import Wanted, study
 from benchmarks.lib.style import BLUE, panels, save, styled
 
 RESULTS = Path(__file__).parents[1] / "docs/results/tuning"
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 EPOCHS = 2
-BATCH, SAMPLES = 64, 60_000
+BATCH = 64
 HIDDEN = 128
 CURVE_POINTS = 100
 FINAL = 0.1  # share of a run, at its end, that the final loss is the mean of
-START_SECONDS = 120.0
-Run = dict[str, Any]
-Data = tuple[Tensor, Tensor]
+_RATE = "TUNING_RATE"  # names the variable with the rate of the workers' own AdamW
+
+
+class Perceptron(Mnist):
+    """A perceptron of one hidden layer, 102 thousand parameters: a gradient takes a millisecond."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10), nn.LogSoftmax(1))
+
+
+class PerceptronOwnAdamW(Perceptron):
+    """The same; each worker makes the steps of an AdamW of its own."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=float(os.environ[_RATE]))
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,28 @@ class Choice:
         given = {name: value for name, value in vars(self).items() if name != "workers" and value is not None}
         if self.optimizer == "worker":
             del given["learning_rate"]
-        given |= {"smallest_share": 1.0, "reply_wait": 0.0, "rule_options": ""}  # not in step: as it was measured
+        given |= {"smallest_share": 1.0, "reply_wait": 0.0}  # not in step: as it was measured
+        given |= {"rule_options": "growth=0"} if (self.rule, self.optimizer) == ("gem", "adamw") else {}
         return Hyperparameters(batch_size=BATCH, **given).with_defaults(given)
 
 
-def plan() -> Iterator[Choice]:
+@dataclass(frozen=True)
+class Run:
+    """What is kept of a run, with four digits: its final figures, and curves of at most CURVE_POINTS points."""
+
+    commits: int
+    test_accuracy: float
+    final_loss: float | None
+    staleness: float
+    pi_median: float | None
+    pi_zero: float | None
+    curves: dict[str, Any]  # columns
+
+    def __str__(self) -> str:
+        return f"loss {self.final_loss}, accuracy {self.test_accuracy}"
+
+
+def choices() -> Iterator[Choice]:
     """Every run, those that the page needs most first."""
     yield from (Choice(16, learning_rate=rate) for rate in RATES)
     yield from (Choice(16, learning_rate=1e-3, kappa=kappa) for kappa in (0.1, 12, 0.75, 3))
@@ -86,114 +103,31 @@ def plan() -> Iterator[Choice]:
     yield from (Choice(16, "sgd", rate) for rate in (0.05, 0.5))
 
 
-def make_model() -> nn.Sequential:
-    """A perceptron of one hidden layer, 102 thousand parameters: a gradient takes a millisecond."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
-
-
-def read_mnist(folder: Path, prefix: str) -> Data:
-    """Normalised images, float32, shape (n, 784), and labels, int64, shape (n,). Raises TaskError."""
-    images = torch.from_numpy(read_idx(folder, f"{prefix}-images-idx3-ubyte", 3).astype(np.float32)).flatten(1)
-    labels = torch.from_numpy(read_idx(folder, f"{prefix}-labels-idx1-ubyte", 1).astype(np.int64))
-    return (images / 255 - 0.1307) / 0.3081, labels
-
-
-@contextmanager
-def serving(settings: Hyperparameters, workers: int, history: Path) -> Iterator[str]:
-    """Runs a server in a thread; yields its address. It waits for all workers, and writes a line for each commit."""
-    config = ServerConfig(
-        hyperparameters=settings, listen="127.0.0.1:0", metrics_listen="", lease_seconds=600, min_workers=workers,
-        history=history,
-    )  # fmt: skip
-    started: Future[tuple[asyncio.AbstractEventLoop, Server]] = Future()
-
-    async def serve() -> None:
-        server = Server(config, time.monotonic, time.time, structlog.get_logger())
-        await server.start()
-        started.set_result((asyncio.get_running_loop(), server))
-        await server.stopped()
-
-    def run() -> None:
-        try:
-            with asyncio.Runner(loop_factory=DecidingLoop) as runner:
-                runner.run(serve())
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    loop, server = started.result(START_SECONDS)
-    try:
-        yield f"127.0.0.1:{server.port}"
-    finally:
-        loop.call_soon_threadsafe(server.stop, "the run is complete")
-        thread.join()
-
-
-def train(address: str, choice: Choice, data: Data, number: int, ends: list[nn.Sequential]) -> None:
-    """One worker: the loop of the guide "Your own loop"."""
-    inputs, labels = data
-    model = make_model()
-    with gem_client.connect(address, name=f"worker-{number}") as session:
-        own = choice.optimizer == "worker"
-        inner = torch.optim.AdamW(model.named_parameters(), lr=choice.learning_rate or 0) if own else None
-        optimizer = Optimizer(inner or model.named_parameters(), session)
-        shards = session.shards(len(labels))
-        while not shards.complete:
-            for batch in shards:
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
-                loss.backward()
-                optimizer.step(loss=loss)
-            optimizer.finish()
-        optimizer.load_final()
-    ends.append(model)
-
-
-def measure(choice: Choice, training: Data, test: Data) -> Run:
-    """Makes a run. Raises RunFailed if a worker did not reach its end."""
-    ends: list[nn.Sequential] = []
+def measure(choice: Choice, data: Path) -> Run:
+    """Makes a run. Raises RunFailed."""
+    task = "PerceptronOwnAdamW" if choice.optimizer == "worker" else "Perceptron"
     with tempfile.TemporaryDirectory(prefix="gem-tuning-") as name:
-        folder = RunFolder(Path(name))
-        with serving(choice.hyperparameters(), choice.workers, folder.commits) as address:
-            threads = [
-                threading.Thread(target=train, args=(address, choice, training, number, ends))
-                for number in range(choice.workers)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if len(ends) < choice.workers:
-            raise RunFailed(f"{choice.workers - len(ends)} workers failed")
-        history = folder.history()
-    with torch.no_grad():
-        accuracy = float((ends[0](test[0]).argmax(1) == test[1]).float().mean())
-    return result(history, accuracy)
+        folder = gem_train(
+            choice.hyperparameters(), f"benchmarks.tuning:{task}", data, choice.workers, Path(name),
+            variables={_RATE: str(choice.learning_rate)},
+        )  # fmt: skip
+        return result(folder.history(), json.loads(folder.summary.read_text())["test_accuracy"])
 
 
-def result(history: dict[str, Any], accuracy: float) -> Run:
-    """What is kept of a run: its final figures, and curves of at most CURVE_POINTS points."""
-    last = max(1, int(FINAL * len(history["loss"])))
-    chunks = np.array_split(np.arange(len(history["loss"])), min(CURVE_POINTS, len(history["loss"])))
-    curves = {name: [plain(history[name][chunk].mean(), 4) for chunk in chunks] for name in ("version", "loss", "pi_median")}
-    return {
-        "commits": len(history["loss"]),
-        "test_accuracy": plain(accuracy, 4),
-        "final_loss": plain(history["loss"][-last:].mean(), 4),
-        "staleness": plain(history["staleness"].mean(), 4),
-        "pi_median": plain(history["pi_median"].mean(), 4),
-        "pi_zero": plain(history["pi_zero_ratio"].mean(), 4),
-        "curves": curves,
-    }
+def result(history: Mapping[str, Any], accuracy: float) -> Run:
+    """What is kept of a run with these commits."""
+    commits = len(history["loss"])
+    means = {name: plain(history[name].mean(), 4) for name in ("staleness", "pi_median", "pi_zero_ratio")}
+    chunks = np.array_split(np.arange(commits), min(CURVE_POINTS, commits))
+    return Run(
+        commits, round(accuracy, 4), plain(history["loss"][-max(1, int(FINAL * commits)) :].mean(), 4),
+        means["staleness"] or 0.0, means["pi_median"], means["pi_zero_ratio"],
+        {name: [plain(history[name][chunk].mean(), 4) for chunk in chunks] for name in ("version", "loss", "pi_median")},
+    )  # fmt: skip
 
 
-def stored() -> Store[Choice, Run]:
-    """The stored results, with four digits."""
-    return Store(RESULTS / "runs.json", "choice", Choice, lambda run: run, lambda choice, run: run)
+def stored(folder: Path) -> Store[Choice, Run]:
+    return Store(folder / "runs.json", "choice", Choice, vars, lambda choice, row: Run(**row))
 
 
 SHOWN = {
@@ -204,19 +138,19 @@ SHOWN = {
 
 
 @styled
-def draw(runs: dict[Choice, Run]) -> Figure:
+def figure(runs: Mapping[Choice, Run]) -> Figure:
     """Draws the loss and the median of π of a healthy run, of one that is too hot and of one that starves."""
     title = "AdamW on the server, 16 workers, MNIST: one epoch is 938 commits"
-    figure, places = panels(2, len(SHOWN), title, 2.4, sharex=True, sharey="row")
+    drawn, places = panels(2, len(SHOWN), title, 2.4, sharex=True, sharey="row")
     for number, (name, choice) in enumerate(SHOWN.items()):
-        curves, loss, pi = runs[choice]["curves"], places[number], places[number + len(SHOWN)]
+        curves, loss, pi = runs[choice].curves, places[number], places[number + len(SHOWN)]
         loss.plot(curves["version"], curves["loss"], color=BLUE)
         pi.plot(curves["version"], curves["pi_median"], color=BLUE)
         loss.set(title=name, ylim=(0, 2.5))
         pi.set(xlabel="commits", ylim=(0, 0.6))
     places[0].set_ylabel("training loss")
     places[len(SHOWN)].set_ylabel("median π of a commit")
-    return figure
+    return drawn
 
 
 def table_row(choice: Choice, run: Run) -> str:
@@ -225,45 +159,36 @@ def table_row(choice: Choice, run: Run) -> str:
     method = f"{choice.rule} {choice.optimizer}" + (f", λ {choice.local_steps}" if choice.local_steps > 1 else "")
     workers = str(choice.workers) + (f", {choice.epochs} epochs" if choice.epochs != EPOCHS else "")
     kappa = f"{choice.hyperparameters().kappa:g}" if matched else "–"
-    pi = f"{run['pi_median']:.3f}" if matched and run["pi_median"] is not None else "–"
-    loss = "–" if run["final_loss"] is None else f"{run['final_loss']:.3f}"
-    return row([method, workers, f"{choice.learning_rate:g}", kappa, f"{100 * run['test_accuracy']:.2f}", loss, pi])
+    pi = f"{run.pi_median:.3f}" if matched and run.pi_median is not None else "–"
+    loss = "–" if run.final_loss is None else f"{run.final_loss:.3f}"
+    return row([method, workers, f"{choice.learning_rate:g}", kappa, f"{100 * run.test_accuracy:.2f}", loss, pi])
 
 
-def write_page(runs: dict[Choice, Run], folder: Path) -> Path:
+def draw(folder: Path) -> Path:
     """Writes README.md and, if its runs are there, curves.png. Returns the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    runs = stored(folder)
     order = sorted(
         runs, key=lambda c: (c.rule, c.optimizer, c.workers, c.epochs, c.local_steps, c.kappa or 1.5, c.learning_rate or 0)
     )
     order.sort(key=lambda choice: (choice.rule != "gem", choice.optimizer))
-    page = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").format(
-        rows="\n".join(table_row(choice, runs[choice]) for choice in order), batch=BATCH,
-        parameters=sum(parameter.numel() for parameter in make_model().parameters()),
-    )  # fmt: skip
-    (folder / "README.md").write_text(page, encoding="utf-8")
     if all(choice in runs for choice in SHOWN.values()):
-        save(draw(runs), folder / "curves.png")
-    return folder / "README.md"
+        save(figure(runs), folder / "curves.png")
+    return filled(
+        Path(__file__).with_suffix(".txt"), folder / "README.md",
+        rows="\n".join(table_row(choice, runs[choice]) for choice in order), batch=BATCH,
+        parameters=f"{784 * HIDDEN + HIDDEN + HIDDEN * 10 + 10:,}",
+    )  # fmt: skip
 
 
-def missing(parts: Sequence[str], data: Path | None) -> Iterator[tuple[str, Callable[[], str]]]:
-    if data is None:
-        return
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    runs, training, test = stored(), read_mnist(data, "train"), read_mnist(data, "t10k")
-
-    def make(choice: Choice) -> str:
-        runs.add(choice, measure(choice, training, test))
-        return table_row(choice, runs[choice])
-
-    for choice in plan():
-        if choice not in runs:
-            yield str(choice), partial(make, choice)
+def plan(parts: Sequence[str], data: Path | None) -> Wanted:
+    runs = stored(RESULTS)
+    for choice in choices():
+        if data is not None:
+            yield runs, choice, partial(measure, choice, data)
 
 
 about = "Makes the runs that have no result yet, if --data names MNIST, then draws the page and the picture."
-main = study(about, (), missing, lambda: write_page(stored(), RESULTS))
+main = study(about, (), plan, draw, RESULTS)
 
 if __name__ == "__main__":
     main()

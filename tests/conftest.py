@@ -28,7 +28,7 @@ os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost,::1"  # f
 
 
 # Rooms whose tests take long together: they run with `make test-all` alone.
-LONG = {"engines", "examples", "integrations", "many_workers", "models", "paper"}
+LONG = {"engines", "examples", "integrations", "many_workers", "paper"}
 # Of what takes long, only these run lines that nothing else runs. Counting lines makes the rest up to twice as slow.
 COUNTED = {"engines", "integrations"}
 COVERAGE = "COVERAGE_PROCESS_CONFIG"  # has processes that are started count their lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import mean
 
 from matplotlib.axes import Axes
@@ -14,16 +13,14 @@ from matplotlib.lines import Line2D
 from benchmarks.finals import plan
 from benchmarks.finals.page import Losses, standard_error
 from benchmarks.finals.runs import Outcome, Run
-from benchmarks.lib.style import GREY, MARKERS, ORANGE, PALE, dots, legend, panels, save, styled
-from benchmarks.versus.figure import COLOURS
+from benchmarks.lib.style import BLUE, GREY, MARKERS, ORANGE, PALE, dots, legend, panels, styled
 from benchmarks.versus.profiles import KINDS
 
-NAME = "finals.png"
 MODEL, WORKERS, ROUNDS = "transformer", 8, 200
 IN_STEP, BEFORE, ALL, EXPERT = (
     "this server in step", "this server before", "DDP, all workers", "DDP as an expert would build it for this cluster (named)",
 )  # fmt: skip
-_COLOURS = {IN_STEP: COLOURS["gem"], BEFORE: PALE, ALL: COLOURS["ddp"], EXPERT: ORANGE}
+_COLOURS = {IN_STEP: BLUE, BEFORE: PALE, ALL: GREY, EXPERT: ORANGE}
 _LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.items(), MARKERS, strict=False)}
 _HOLLOW = Line2D(
     [], [], color="black", marker="o", markerfacecolor="white", linestyle="", label="filled: simulated; hollow: real processes"
@@ -33,23 +30,12 @@ _ROW, _REAL_BELOW = 0.2, 0.09  # of the distance between two clusters
 Shown = dict[str, list[float]]  # losses of each seed, by profile
 
 
-def draw(results: Mapping[Run, Outcome], folder: Path) -> str:
-    """Writes the figure, and returns its name; empty if there is nothing to show."""
-    drawn = figure(results)
-    if drawn is None:
-        return ""
-    save(drawn, folder / NAME)
-    return NAME
-
-
 @styled
-def figure(results: Mapping[Run, Outcome]) -> Figure | None:
+def figure(results: Mapping[Run, Outcome]) -> Figure:
     """A row for each contender in each cluster; what has no result is left out."""
     losses = Losses(results)
     shown = {(name, real): each for real in (False, True) for name, each in _shown(losses, real).items()}
     profiles = [profile for profile in KINDS if any(profile in each for each in shown.values())]
-    if not profiles:
-        return None
     title = f"Held-out loss at the end, {MODEL}, {WORKERS} workers, {ROUNDS} rounds: mean of seeds ± its standard error"
     drawn, (axes,) = panels(1, 1, title, 0.7 * len(profiles) + 0.6)
     _scale(axes, profiles, [loss for each in shown.values() for seeds in each.values() for loss in seeds])

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from benchmarks.versus.models import Problem
+from benchmarks.versus.models import NOBODY, Batch, Problem
 
 HELD_OUT = 10  # every tenth file is held out
 FILES = 150
@@ -24,59 +23,38 @@ SCORED = 256  # windows, or graphs
 LENGTH = 48  # characters in a window
 NODES = 32  # in a graph
 MASKED = 0.2  # of a graph's nodes, whose kinds are to be predicted
-NOBODY = -100  # a target that counts nothing
 
 
 def _files() -> list[Path]:
     return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:FILES]
 
 
-class _Stored(Problem):
-    """A problem whose samples are two tensors."""
-
-    batch_size = 16
-    _inputs: Tensor
-    _targets: Tensor
+class _Files(Problem):
+    """A problem whose samples are made of files."""
 
     def __init__(self) -> None:
-        training: tuple[list[Tensor], list[Tensor]] = ([], [])
-        scored: tuple[list[Tensor], list[Tensor]] = ([], [])
+        training, held_out = list[Batch](), list[Batch]()
         for number, file in enumerate(_files()):
-            kept = training if number % HELD_OUT else scored
-            for sample, target in self._of_file(file.read_text(errors="replace")):
-                kept[0].append(sample)
-                kept[1].append(target)
-        self._inputs, self._targets = torch.stack(training[0]), torch.stack(training[1])
-        self._size = len(self._inputs)
-        spread = torch.linspace(0, len(scored[0]) - 1, SCORED).long().tolist()
-        self._held_out = torch.stack([scored[0][each] for each in spread]), torch.stack([scored[1][each] for each in spread])
+            (training if number % HELD_OUT else held_out).extend(self._of_file(file.read_text(errors="replace")))
+        spread = torch.linspace(0, len(held_out) - 1, SCORED).long().tolist()
+        super().__init__(_stacked(training), _stacked([held_out[each] for each in spread]))
 
-    def _of_file(self, text: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def _of_file(self, text: str) -> Iterator[Batch]:
+        """Its samples, each with its target."""
         raise NotImplementedError
 
-    def _samples(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
-        return self._inputs[drawn], self._targets[drawn]
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        inputs, targets = batch
-        return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=NOBODY)
-
-    def accuracy(self, model: nn.Module) -> float | None:
-        training = model.training
-        model.eval()
-        with torch.no_grad():
-            found = model(self._held_out[0]).argmax(-1)
-        model.train(training)
-        counted = self._held_out[1] != NOBODY
-        return float((found == self._held_out[1])[counted].float().mean())
+def _stacked(samples: list[Batch]) -> Batch:
+    inputs, targets = zip(*samples, strict=True)
+    return torch.stack(inputs), torch.stack(targets)
 
 
-class Tagger(_Stored):
+class Tagger(_Files):
     """Tags each character with the kind of its token: a bidirectional GRU, 60,426 parameters."""
 
     KINDS = ("space", "name", "keyword", "number", "string", "operator", "comment", "call", "attribute", "definition")
 
-    def _of_file(self, text: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def _of_file(self, text: str) -> Iterator[Batch]:
         kinds = self._tagged(text)
         codes = torch.tensor([min(ord(each), 127) for each in text])
         for begin in range(0, len(text) - LENGTH, LENGTH):
@@ -123,7 +101,7 @@ class _Gru(nn.Module):
         return out
 
 
-class Trees(_Stored):
+class Trees(_Files):
     """Predicts the kinds of hidden nodes of a syntax tree: a graph network of four rounds of messages, 83,717 parameters.
 
     A sample has the kinds of up to 32 nodes, 20 % of them hidden, and the place of each node's parent.
@@ -134,13 +112,13 @@ class Trees(_Stored):
         self._kinds = {name: number + 2 for number, name in enumerate(names)}  # 0: no node, 1: hidden
         super().__init__()
 
-    def _of_file(self, text: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def _of_file(self, text: str) -> Iterator[Batch]:
         random = torch.Generator().manual_seed(len(text))
         for function in ast.walk(ast.parse(text)):
             if isinstance(function, ast.FunctionDef):
                 yield self._graph(function, random)
 
-    def _graph(self, root: ast.AST, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _graph(self, root: ast.AST, random: torch.Generator) -> Batch:
         nodes, parents, place = [root], [0], 0
         while place < len(nodes) and len(nodes) < NODES:
             for child in ast.iter_child_nodes(nodes[place]):

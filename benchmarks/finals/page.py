@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
 from benchmarks.finals import plan
 from benchmarks.finals.runs import Outcome, Run
-from benchmarks.lib.page import table
-from benchmarks.lib.results import write
+from benchmarks.lib.page import filled, table
 from benchmarks.versus.profiles import KINDS
 
 Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
@@ -19,32 +17,33 @@ _DESIGNS = tuple(dict.fromkeys(name for profile in KINDS for name in plan.design
 
 
 class Losses:
-    """Held-out losses at the end, by what was run, each with its seeds; also the shares of right answers, if there are any."""
+    """What came out by what was run, under each seed."""
 
     def __init__(self, results: Mapping[Run, Outcome]) -> None:
-        self._found: dict[Cell, dict[int, float]] = {}
-        self._right: dict[Cell, list[float]] = {}
-        for run, outcome in results.items():
+        self._found: dict[Cell, dict[int, Outcome]] = {}
+        for run in sorted(results, key=lambda run: run.seed):
             cell = (run.model, run.profile, run.workers, run.rounds, run.method, run.settings)
-            self._found.setdefault(cell, {})[run.seed] = math.inf if outcome.loss is None else outcome.loss
-            if outcome.accuracy is not None:
-                self._right.setdefault(cell, []).append(outcome.accuracy)
+            self._found.setdefault(cell, {})[run.seed] = results[run]
+
+    def seeds(self, *cell: object) -> dict[int, Outcome]:
+        """The outcome of each seed, in order."""
+        return self._found.get(cell, {})
 
     def of(self, *cell: object) -> list[float]:
-        """Of each seed, in order."""
-        found = self._found.get(cell, {})
-        return [found[seed] for seed in sorted(found)]
+        """The held-out loss at the end of each seed, in order."""
+        return [math.inf if each.loss is None else each.loss for each in self.seeds(*cell).values()]
 
     def right(self, *cell: object) -> str:
         """The mean share of right answers; empty if it is not known."""
-        return f", {100 * mean(self._right[cell]):.1f} %" if cell in self._right else ""
+        found = [each.accuracy for each in self.seeds(*cell).values() if each.accuracy is not None]
+        return f", {100 * mean(found):.1f} %" if found else ""
 
     def best(self, where: Cell, method: str, settings: str) -> tuple[str, list[float]]:
         """The rate with the lowest mean, among those with the most seeds, and its losses; empty if there is none."""
         tried: dict[str, list[float]] = {}
         for cell in self._found:
             rate, _, rest = str(cell[5]).partition(" ")
-            if cell[:4] == where and cell[4] == method and rest == settings:
+            if cell[:5] == (*where, method) and rest == settings:
                 tried[rate.removeprefix("rate=")] = self.of(*cell)
         if not tried:
             return "", []
@@ -69,25 +68,18 @@ def text(losses: Sequence[float], rate: str = "") -> str:
     return f"**{mean(losses):.3f}**{error} ({len(losses)}{f'; {rate}' if rate else ''})"
 
 
-def write_page(results: Mapping[Run, Outcome], folder: Path, picture: str = "") -> Path:
-    """Writes the page, and returns its path. At its top it shows the picture of this name in the same folder, if any."""
+def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
+    """Writes the page, and returns its path."""
     losses = Losses(results)
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
     parts = [_section(losses, *place) for place in places if place[1:] not in plan.WITHOUT.values()]
     parts.append(_section(losses, "transformer", 8, 200, plan.CONSTANT))
-    template = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
-    missing = sum(run not in results for run in plan.runs(plan.QUESTIONS))
-    page = folder / "finals.md"
-    real = "\n\n".join(filter(None, (_real(losses, results, *place) for place in places)))
-    content = {
-        "tables": "\n\n".join(filter(None, parts)),
-        "apart": _apart(losses),
-        "real": real,
-        "parts": _parts(losses, results),
-    }
-    shown = f"![Held-out loss at the end by kind of cluster]({picture})\n\n" if picture else ""
-    write(page, template.format(missing=missing, picture=shown, **content))
-    return page
+    return filled(
+        Path(__file__).with_name("page.txt"), folder / "finals.md",
+        missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), tables="\n\n".join(filter(None, parts)),
+        apart=_apart(losses), real="\n\n".join(filter(None, (_real(losses, *place) for place in places))),
+        parts=_parts(losses, results),
+    )  # fmt: skip
 
 
 def _section(losses: Losses, model: str, workers: int, rounds: int, more: str = "") -> str:
@@ -124,42 +116,35 @@ def _apart(losses: Losses) -> str:
     return table(["Cluster", "in step", *plan.APART], rows)
 
 
-def _real(losses: Losses, results: Mapping[Run, Outcome], model: str, workers: int, rounds: int) -> str:
+def _real(losses: Losses, model: str, workers: int, rounds: int) -> str:
     """The table of real processes beside the simulated ones; empty if there are none."""
     rows = []
     for profile in KINDS:
         where = (model, profile, workers, rounds)
-        ddp = {run.seed: outcome.loss for run, outcome in results.items() if _is(run, where, "real rounds", "")}
         teams = [("ours", plan.TODAY, "before"), ("ours", plan.BOTH, "in step")]
         teams += [("rounds", settings, name) for name, settings in plan.designs(profile, workers).items()]
+        ddp = losses.seeds(*where, "real rounds", f"rate={losses.best(where, 'real rounds', '')[0]}")
         for method, settings, name in teams:
             rate, found = losses.best(where, f"real {method}", settings)
             whole = f"rate={rate} {settings}".strip()
             if found:
-                made = {run: out for run, out in results.items() if _is(run, where, f"real {method}", whole, exact=True)}
+                made, simulated = losses.seeds(*where, f"real {method}", whole), losses.seeds(*where, method, whole)
                 chosen = rate if method == "rounds" or model in plan.OTHER_RATES else ""
-                simulated = text(losses.of(*where, method, whole))
-                rows.append([profile, name, text(found, chosen), simulated, _used(made, results), _sooner(made, ddp)])
+                told = text(losses.of(*where, method, whole))
+                rows.append([profile, name, text(found, chosen), told, _used(made, simulated), _sooner(made, ddp)])
     heads = ["Cluster", "", "real", "simulated", "gradients", "DDP's loss at"]
     return f"### {model}, {workers} workers, {rounds} rounds\n\n" + table(heads, rows) if rows else ""
 
 
-def _is(run: Run, where: Cell, method: str, settings: str, exact: bool = False) -> bool:
-    """Whether a run is one of these, at whatever rate unless `exact`."""
-    same = run.settings if exact else run.settings.partition(" ")[2]
-    return (run.model, run.profile, run.workers, run.rounds, run.method, same) == (*where, method, settings)
-
-
-def _used(made: Mapping[Run, Outcome], results: Mapping[Run, Outcome]) -> str:
+def _used(made: Mapping[int, Outcome], simulated: Mapping[int, Outcome]) -> str:
     """The gradients of real runs, as a share of those of the same simulated ones."""
-    pairs = [(out, results.get(replace(run, method=run.method.removeprefix("real ")))) for run, out in made.items()]
-    shares = [real.gradients / simulated.gradients for real, simulated in pairs if simulated]
+    shares = [each.gradients / simulated[seed].gradients for seed, each in made.items() if seed in simulated]
     return f"{100 * mean(shares):.0f} %" if shares else ""
 
 
-def _sooner(made: Mapping[Run, Outcome], ddp: Mapping[int, float | None]) -> str:
+def _sooner(made: Mapping[int, Outcome], ddp: Mapping[int, Outcome]) -> str:
     """When the last loss of DDP on all workers was first reached, as a mean share of the time, and in how many runs."""
-    goals = [(out, goal) for run, out in made.items() if (goal := ddp.get(run.seed)) is not None]
+    goals = [(each, goal) for seed, each in made.items() if seed in ddp and (goal := ddp[seed].loss) is not None]
     first = [next((time for time, loss in out.curve if loss is not None and loss <= goal), None) for out, goal in goals]
     reached = [time / out.time for time, (out, _) in zip(first, goals, strict=True) if time is not None]
     return f"{100 * mean(reached):.0f} % ({len(reached)} of {len(goals)})" if reached else "not" if goals else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import product
 
 from benchmarks.finals.runs import Run
@@ -22,7 +23,8 @@ OTHER_RATES = (*UNTUNED, "convnet")  # this server takes the best of several rat
 HARD = ("mixed", "equal", "exponential", "straggler")
 
 
-def _ours(
+def _runs(
+    method: str,
     settings: Iterable[str],
     profiles: Iterable[str],
     rounds: int = 200,
@@ -32,26 +34,12 @@ def _ours(
     model: str = "transformer",
 ) -> list[Run]:
     return [
-        Run(model, profile, workers, seed, rounds, "ours", f"rate={rate} {setting}".strip())
+        Run(model, profile, workers, seed, rounds, method, f"rate={rate} {setting}".strip())
         for seed, profile, rate, setting in product(seeds, profiles, rates, settings)
     ]
 
 
-def _rounds(
-    team: str,
-    profiles: Iterable[str],
-    rates: Iterable[float],
-    rounds: int = 200,
-    seeds: Iterable[int] = SEEDS,
-    workers: int = 8,
-    model: str = "transformer",
-) -> list[Run]:
-    return [
-        Run(model, profile, workers, seed, rounds, "rounds", f"rate={rate} {team}".strip())
-        for seed, profile, rate in product(seeds, profiles, rates)
-    ]
-
-
+_ours = partial(_runs, "ours")
 WITHOUT = {"mixed": (4, 300), "straggler": (7, 222), "quarter": (2, 615), "first": (1, 667)}  # their fast ones, in as long
 OTHERS = tuple(name for name in KINDS if name not in HARD)
 THREE = ("equal", "mixed", "exponential")
@@ -87,11 +75,12 @@ def _rivals(
     more: str = "",
 ) -> list[Run]:
     """What an expert would build for each kind of cluster, at several rates."""
-    found = []
-    for profile in profiles:
-        for settings in designs(profile, workers).values():
-            found += _rounds(f"{settings} {more}".strip(), [profile], rates, rounds, seeds, workers, model)
-    return found
+    return [
+        run
+        for profile in profiles
+        for settings in designs(profile, workers).values()
+        for run in _runs("rounds", [f"{settings} {more}".strip()], [profile], rounds, seeds, workers, rates, model)
+    ]
 
 
 def _today(profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8) -> list[Run]:

@@ -8,6 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.finals import plan as simulated
 from benchmarks.finals import together
 from benchmarks.finals.apart import WARMUP
@@ -15,10 +17,8 @@ from benchmarks.finals.clock import SIZES, Clock
 from benchmarks.finals.page import Losses
 from benchmarks.finals.runs import Outcome, Run, limit_of, settings_of, take_policy, take_team
 from benchmarks.lib.results import plain
-from benchmarks.versus import outcome
-from benchmarks.versus.measure import raced
-from benchmarks.versus.outcome import thinned
 from benchmarks.versus.profiles import KINDS
+from benchmarks.versus.race import raced
 
 OURS, ROUNDS = "real ours", "real rounds"
 _POINTS = 100  # of a stored curve
@@ -47,7 +47,8 @@ def runs(results: Mapping[Run, Outcome]) -> list[Run]:
             for each in (simulated.BOTH, *before):
                 rate, _ = losses.best(cell, "ours", each) if model in simulated.OTHER_RATES else ("", [])
                 found.append(Run(*where, OURS, f"rate={rate} {each}" if rate else simulated.ours(each)))
-            for team in simulated.designs(profile, workers).values():
+            # DDP has no result if workers are killed: torchrun's agents gave up whenever it was tried.
+            for team in simulated.designs(profile, workers).values() if not KINDS[profile].killed_every else ():
                 rate, _ = losses.best(cell, "rounds", team)
                 found.append(Run(*where, ROUNDS, f"rate={rate or _RATE} {team}".strip()))
     return found
@@ -55,16 +56,17 @@ def runs(results: Mapping[Run, Outcome]) -> list[Run]:
 
 def make(run: Run, data: Path | None) -> Outcome:
     """Makes a run. Raises RunFailed."""
-    settings, limit = settings_of(run), limit_of(run)
-    contender = "gem" if run.method == OURS else "ddp"
-    race = outcome.Run(contender, run.model, run.workers, run.profile, settings["rate"], run.seed)
-    more = race_of(run)
-    found = outcome.Outcome.of(raced(race, data, limit, **more))
-    _, loss, samples, exchanges = found.curve[-1]
+    limit, more = limit_of(run), race_of(run)
+    found = raced(
+        run.profile, contender="gem" if run.method == OURS else "ddp", model=run.model, workers=run.workers,
+        rate=settings_of(run)["rate"], seed=run.seed, limit=limit, data=data, **more,
+    )  # fmt: skip
+    _, loss, samples, exchanges = found["curve"][-1]
     rounds = samples / (SIZES * more["first"] if more["first"] else sum(more["sizes"]))
-    curve = tuple((time, plain(loss, 5)) for time, loss, _, _ in thinned(found.curve, _POINTS))
+    places = np.linspace(0, len(found["curve"]) - 1, min(_POINTS, len(found["curve"]))).round().astype(int)
+    curve = tuple((time, plain(loss, 5)) for time, loss, _, _ in (found["curve"][place] for place in places))
     return Outcome(
-        None if found.diverged else plain(loss, 5), None, plain(limit, 5) or 0.0, plain(samples / SIZES) or 0.0,
+        None if found["diverged"] else plain(loss, 5), None, plain(limit, 5) or 0.0, plain(samples / SIZES) or 0.0,
         exchanges if run.method == OURS else round(rounds), curve,
     )  # fmt: skip
 

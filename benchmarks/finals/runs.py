@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,17 @@ from benchmarks.finals import apart, together
 from benchmarks.finals.clock import OVERHEAD, SIZES, Clock, Policy
 from benchmarks.finals.held_out import Tagger, Trees
 from benchmarks.lib.results import Store, plain
-from benchmarks.lib.runs import settings_of as parsed
-from benchmarks.versus.models import GOALS, Problem
+from benchmarks.lib.vectors import VectorModel
+from benchmarks.versus import models
+from benchmarks.versus.models import Problem
 from benchmarks.versus.profiles import KINDS
-from benchmarks.versus.simulated.engine import DIVERGED, Network
 
 MODELS: Mapping[str, Callable[[Path | None], Problem]] = {
-    **{name: goal.make for name, goal in GOALS.items()},
+    **models.MODELS,
     "tagger": lambda data: Tagger(),
     "trees": lambda data: Trees(),
 }
+DIVERGED = 50.0  # a held-out loss that no run comes back from
 _PAUSING = 1 + 29 / 50  # mean time of a gradient there
 
 
@@ -72,6 +75,9 @@ class Outcome:
     commits: int
     curve: tuple[tuple[float, float | None], ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.loss} {self.accuracy or ''} ({self.gradients} gradients, {self.commits} commits)"
+
     def row(self) -> dict[str, Any]:
         """As it is stored."""
         return {name: value for name, value in vars(self).items() if name != "curve" or value}
@@ -92,42 +98,50 @@ def limit_of(run: Run) -> float:
     return run.rounds * run.workers / sum(1 / each for each in times)
 
 
-class Trainee:
+class Trainee(VectorModel):
     """The model, with gradients of batches of any size."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
+        super().__init__(problem.model(seed))
         self._problem, self._seed = problem, seed
-        self.network = Network(problem, seed)
 
     def gradient(self, theta: Vector, worker: int, step: int, size: int) -> Vector:
-        """At θ, on the first `size` samples of a worker's step."""
+        """At θ, on the first `size` samples of a worker's step; valid until the next call."""
         return self.joint(theta, [(worker, step, size)])
 
     def joint(self, theta: Vector, parts: list[tuple[int, int, int]]) -> Vector:
         """At θ, on the samples of several workers together."""
         batches = [self._problem.batch(self._seed, worker, step, size) for worker, step, size in parts]
         batch = torch.cat([one[0] for one in batches]), torch.cat([one[1] for one in batches])
-        return self.network.gradient_on(theta, batch)
+        return self.gradient_of(theta, lambda model: self._problem.loss(model, batch))[0]
+
+    def score(self, theta: Vector) -> float:
+        """The held-out loss."""
+        return self._problem.score(self.at(theta))
 
 
-def make(run: Run, problem: Problem) -> Outcome:
+@lru_cache
+def problem_of(model: str, data: Path | None) -> Problem:
+    return MODELS[model](data)
+
+
+def make(run: Run, data: Path | None) -> Outcome:
     """Makes a run."""
-    given = settings_of(run)
+    given, problem = settings_of(run), problem_of(run.model, data)
     trainee, profile, limit = Trainee(problem, run.seed), KINDS[run.profile], limit_of(run)
-    start = trainee.network.theta
     every, next_look, lost = limit / 20, [limit / 20], [False]
 
     def look(time: float, theta: Vector) -> bool:
         if time < next_look[0]:
             return lost[0]
         next_look[0] = time + every
-        lost[0] = not np.isfinite(theta).all() or not trainee.network.score(theta) < DIVERGED
+        lost[0] = not np.isfinite(theta).all() or not trainee.score(theta) < DIVERGED
         return lost[0]
 
     if run.method == "ours":
         policy = take_policy(given)
         events = Clock(profile, run.workers, run.seed, policy, limit).events()
-        theta = apart.Rule(**given).train(start, events, run.workers, trainee.gradient, look)
+        theta = apart.Rule(**given).train(trainee.theta, events, run.workers, trainee.gradient, look)
         gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)
     else:
         team = take_team(given)
@@ -135,16 +149,23 @@ def make(run: Run, problem: Problem) -> Outcome:
             team, profile, run.workers, run.seed, run.rounds * run.workers if team.kind == "alone" else limit
         )
         if run.method == "rounds":
-            theta = together.Synchronous(**given).train(start, done, trainee.joint, look)
+            theta = together.Synchronous(**given).train(trainee.theta, done, trainee.joint, look)
         else:
-            theta = together.LocalSteps(**given).train(start, done, trainee.gradient, look)
+            theta = together.LocalSteps(**given).train(trainee.theta, done, trainee.gradient, look)
         gradients, commits = sum(size for one in done for _, _, size in one.parts) * team.steps / SIZES, len(done)
-    loss = math.inf if lost[0] else trainee.network.score(theta)
-    return Outcome(plain(loss, 5), trainee.network.accuracy(theta), plain(limit, 5) or 0.0, plain(gradients, 6) or 0.0, commits)
+    loss, right = math.inf if lost[0] else trainee.score(theta), problem.accuracy(trainee.at(theta))
+    return Outcome(plain(loss, 5), right, plain(limit, 5) or 0.0, plain(gradients, 6) or 0.0, commits)
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    return parsed(run.settings)
+    return {name: _value(value) for name, _, value in (each.partition("=") for each in run.settings.split())}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except ValueError:
+        return text
 
 
 def take_policy(given: dict[str, Any]) -> Policy:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from gem_api.layout import Vector
 
-from benchmarks.finals.apart import Gradient, constant, cosine
+from benchmarks.finals.apart import BETA1, BETA2, DECAY, EPSILON, Gradient, constant, cosine
 from benchmarks.finals.clock import OVERHEAD, SIZES
 from benchmarks.versus.profiles import Profile
-from benchmarks.versus.simulated.methods import Adam
 
 F = np.float32
 Look = Callable[[float, Vector], bool]
@@ -54,10 +53,7 @@ def sizes(team: Team, profile: Profile, workers: int) -> list[int]:
 
 def rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float) -> list[Round]:
     """All rounds until the limit. A killed worker takes no part in rounds until it is back; the others lose nothing."""
-    return list(_rounds(team, profile, workers, seed, limit))
-
-
-def _rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float) -> Iterator[Round]:
+    found: list[Round] = []
     samples = sizes(team, profile, workers)
     members = [worker for worker in range(workers) if samples[worker]]
     times = [profile.times(seed, worker, workers) for worker in range(workers)]
@@ -74,8 +70,8 @@ def _rounds(team: Team, profile: Profile, workers: int, seed: int, limit: float)
         used = took[: team.first or len(took)]
         now += used[-1][0]
         if now > limit:
-            return
-        yield Round(now, [(worker, step, samples[worker]) for _, worker in sorted(used, key=lambda one: one[1])])
+            return found
+        found.append(Round(now, [(worker, step, samples[worker]) for _, worker in sorted(used, key=lambda one: one[1])]))
         step += team.steps
 
 
@@ -89,6 +85,22 @@ def _away(profile: Profile, worker: int, workers: int, now: float) -> bool:
             return True
         number += 1
     return False
+
+
+class Adam:
+    """The moments of PyTorch's AdamW."""
+
+    def __init__(self, size: int) -> None:
+        self._first, self._second = np.zeros(size, F), np.zeros(size, F)
+        self._left1, self._left2 = 1.0, 1.0  # what is left of the zeros that the moments began with
+
+    def direction(self, gradient: Vector, theta: Vector) -> Vector:
+        """Takes a gradient in. Returns the direction of the step from θ."""
+        self._first = F(BETA1) * self._first + F(1 - BETA1) * gradient
+        self._second = F(BETA2) * self._second + F(1 - BETA2) * gradient * gradient
+        self._left1, self._left2 = self._left1 * BETA1, self._left2 * BETA2
+        mean, square = self._first / F(1 - self._left1), self._second / F(1 - self._left2)
+        return np.asarray(mean / (np.sqrt(square) + F(EPSILON)) + F(DECAY) * theta, F)
 
 
 @dataclass

@@ -1,8 +1,17 @@
-"""Parts of the result pages, in Markdown."""
+"""The result pages, in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.lib.results import write
+
+
+def filled(template: Path, page: Path, **parts: object) -> Path:
+    """Writes a page: the template with its parts in place of their names in braces. Returns its path."""
+    write(page, template.read_text(encoding="utf-8").format(**parts))
+    return page
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

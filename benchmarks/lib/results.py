@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import click
+
 Row = dict[str, Any]
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class DamagedError(Exception):
+class DamagedError(click.ClickException):
     """A file of results can't be read; the message says what to do."""
 
 
@@ -74,12 +76,14 @@ class Store(dict[K, V]):
         self._name, self._settings, self._encode, self._decode = name, settings, encode, decode
         self._load()
 
-    def add(self, key: K, value: V) -> None:
-        """Saves at once, so that an interruption loses only the run in progress. Keeps what other processes have saved."""
+    def add(self, key: K, value: V) -> V:
+        """Saves at once, so that an interruption loses only the run in progress. Keeps what other processes have saved. Returns
+        the value."""
         self._load()
         self[key] = value
         rows = ({self._name: vars(key), **self._encode(each)} for key, each in self.items())
         write_rows(self.path, rows, self.head)
+        return value
 
     def _load(self) -> None:
         if not self.path.exists():
@@ -94,4 +98,4 @@ class Store(dict[K, V]):
                 key = self._settings(**row.pop(self._name))
                 self[key] = self._decode(key, row)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{self.path} can't be read ({error!r}): restore it, or give another --out") from error
+            raise DamagedError(f"{self.path} can't be read ({error!r}): restore it") from error

@@ -12,15 +12,17 @@ from benchmarks.lib import page as markdown
 from benchmarks.lib.style import save
 from benchmarks.many_workers import figures, rivals
 from benchmarks.many_workers import runs as made
-from benchmarks.many_workers.check import Comparison, checks_table
+from benchmarks.many_workers.check import checks_table
+from benchmarks.many_workers.check import stored as stored_checks
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
 
 
-def write_page(runs: made.Runs, checks: list[Comparison], tuned: rivals.Outcomes, held: rivals.Outcomes, folder: Path) -> Path:
+def draw(folder: Path) -> Path:
     """Writes README.md and its pictures, as far as the runs for them are there. Returns the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    runs = made.stored(folder)
+    held, tuned = rivals.stored(folder / "in-step.json"), rivals.stored(folder / "rivals.json")
     if all(made.experiment(spread=spread, against=against) in runs for spread in made.SPREADS for against in made.AGAINST):
         save(figures.order(runs), folder / "order.png")
         save(figures.energies(runs), folder / "energies.png")
@@ -28,20 +30,13 @@ def write_page(runs: made.Runs, checks: list[Comparison], tuned: rivals.Outcomes
     counted = [n for n in made.COUNTS if all(made.experiment(workers=n, spread=spread) in runs for spread in both)]
     if len(counted) > 1:
         save(figures.counts(runs, counted), folder / "number.png")
-    body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
-    tables = {
-        "orders": _order_table(runs),
-        "remedies": _remedy_table(runs),
-        "counts": _count_table(runs, counted),
-        "checks": checks_table(checks),
-        "held": rivals.waiting_table(held, tuned),
-        "rivals": rivals.table(tuned),
-        "progress": rivals.progress(tuned),
-        "seeds": _seeds(runs),
-        "varied": f"{stable_below(uniform_times(made.REMEDIES['both'].batch_variation), made.experiment().momentum):.0f}",
-    }
-    (folder / "README.md").write_text(body.format(**tables), encoding="utf-8")
-    return folder / "README.md"
+    return markdown.filled(
+        Path(__file__).with_name("page.txt"), folder / "README.md",
+        orders=_order_table(runs), remedies=_remedy_table(runs), counts=_count_table(runs, counted), seeds=_seeds(runs),
+        checks=checks_table(stored_checks(folder)), held=rivals.waiting_table(held, tuned), rivals=rivals.table(tuned),
+        progress=rivals.progress(tuned),
+        varied=f"{stable_below(uniform_times(made.REMEDIES['both'].batch_variation), made.experiment().momentum):.0f}",
+    )  # fmt: skip
 
 
 def _order_table(runs: made.Runs) -> str:

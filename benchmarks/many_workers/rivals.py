@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import click
 import numpy as np
 from gem_worker.tasks import Task
 
@@ -77,7 +76,6 @@ class Outcome:
 
 
 Outcomes = Mapping[Experiment, Outcome]
-Measure = Callable[[Experiment], Outcome]
 
 
 def first(setup: RuleSetup, workers: int, spread: float = AT_RANDOM) -> Experiment:
@@ -126,49 +124,33 @@ def measure(trial: Experiment, task: Task) -> Outcome:
     return Outcome(round(float(result.curves["loss"][-1]), 4), round(result.test_accuracy, 4))
 
 
-def make_and_keep(trial: Experiment, task: Task, store: Store[Experiment, Outcome]) -> str:
-    store.add(trial, outcome := measure(trial, task))
-    return str(outcome)
-
-
-def tune(trial: Experiment, known: Outcomes, measure: Measure) -> Experiment:
-    """Finds the best rate, then the best settings at it, by the training loss of one seed: test data have no say. The grid of
-    rates grows while the best is at an end. The best is then run with the other seeds.
+def wanted(trial: Experiment, known: Outcomes) -> Iterator[Experiment]:
+    """The runs that find the best rate, then the best settings at it, by the training loss of one seed: test data have no say.
+    The grid of rates grows while the best is at an end. The best is then run with the other seeds.
 
     Args:
         trial: The rule, at any rate.
-        known: What has been measured already; `measure` adds to it.
-        measure: Makes a run.
+        known: The results of what was wanted before.
     """
 
     def loss(one: Experiment) -> float:
-        return (known.get(one) or measure(one)).final_loss
+        return known[one].final_loss
 
-    def at(rate: float) -> float:
-        return loss(replace(trial, learning_rate=rate, seed=CHOICE_SEED))
-
-    rates = sorted(RATES)
-    rate = min(rates, key=at)
-    while (rate == rates[0] and rate / STEP > LEAST) or (rate == rates[-1] and rate * STEP < MOST):
-        rates = sorted([*rates, float(f"{rate / STEP if rate == rates[0] else rate * STEP:.2g}")])
-        rate = min(rates, key=at)
-    found = replace(trial, learning_rate=rate, seed=CHOICE_SEED)
+    rates, grows = list(RATES), True
+    while grows:
+        tried = [replace(trial, learning_rate=rate, seed=CHOICE_SEED) for rate in rates]
+        yield from tried
+        found = min(tried, key=loss)
+        lower, higher = (float(f"{rate:.2g}") for rate in (rates[0] / STEP, rates[-1] * STEP))
+        if grows := found.learning_rate == rates[0] and rates[0] / STEP > LEAST:
+            rates.insert(0, lower)
+        elif grows := found.learning_rate == rates[-1] and rates[-1] * STEP < MOST:
+            rates.append(higher)
     others = SETTINGS[trial.rule](trial.workers) if trial.rule in SETTINGS else []
-    best = min([found, *(replace(found, rule_options=each) for each in others)], key=loss)
-    for seed in SEEDS:
-        loss(replace(best, seed=seed))
-    return best
-
-
-def tune_and_keep(trial: Experiment, task: Task, store: Store[Experiment, Outcome]) -> str:
-    """As `tune`. Each run is saved at once."""
-
-    def measured(one: Experiment) -> Outcome:
-        click.echo(f"  {one}: {make_and_keep(one, task, store)}")
-        return store[one]
-
-    best = tune(trial, store, measured)
-    return f"best rate {best.learning_rate:g} {best.rule_options}".strip()
+    settings = [found, *(replace(found, rule_options=each) for each in others)]
+    yield from settings
+    best = min(settings, key=loss)
+    yield from (replace(best, seed=seed) for seed in SEEDS)
 
 
 def best_known(known: Outcomes) -> list[Experiment]:

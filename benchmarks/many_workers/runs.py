@@ -38,6 +38,9 @@ class Run:
     case: Experiment
     rows: list[Row]
 
+    def __str__(self) -> str:
+        return f"leap {self.leap:.2f}, accuracy {100 * self.accuracy:.2f} %"
+
     def column(self, name: str) -> list[float]:
         """The values of a column; NaN where a row lacks it."""
         return [row.get(name, math.nan) for row in self.rows]
@@ -104,16 +107,10 @@ def measure(case: Experiment, task: Task) -> Run:
     return Run(case, train(task, case.hyperparameters(), simulated(case), case.workers, case.workers))
 
 
-def make_and_keep(case: Experiment, task: Task, store: Store[Experiment, Run]) -> str:
-    """Makes a run and saves it."""
-    store.add(case, run := measure(case, task))
-    return f"leap {run.leap:.2f}, accuracy {100 * run.accuracy:.2f} %"
-
-
-def stored(path: Path) -> Store[Experiment, Run]:
+def stored(folder: Path) -> Store[Experiment, Run]:
     """The stored results, with four digits."""
     return Store(
-        path,
+        folder / "runs.json",
         "experiment",
         Experiment,
         lambda run: {"columns": _columns(run)},

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, cast
 
 import numpy as np
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.layout import Layout, Vector
+from gem_api.layout import Vector
 from gem_api.schedule import eta_change, factor, rate
-from gem_server.rules import PiStatistics, RuleInput, Shared, UpdateRule, rule_of
+from gem_server.rules import RuleInput, Shared, UpdateRule, rule_of
 from gem_worker.tasks import Task
 from torch.utils.data import default_collate
 
+from benchmarks.lib.vectors import VectorModel
 from benchmarks.many_workers.order import Turn
 from benchmarks.paper.sequential import score
 
@@ -24,50 +26,22 @@ Draw = Callable[[int, int, np.random.Generator], list[int]]  # a worker's next b
 STOP = object()
 
 
-class Wire(Protocol):
-    """What the network does to tensors. Both are called once for each commit of a worker, by its number."""
-
-    def down(self, worker: int, theta: Vector) -> Vector:
-        """θ as it arrives at a worker: float32, shape (P,)."""
-
-    def up(self, worker: int, update: Vector) -> Vector:
-        """An update as it arrives at the server: float32, shape (P,)."""
-
-
-class Model:
-    """The task's model, with all parameters and all gradients in one vector each."""
+class Model(VectorModel):
+    """The task's model."""
 
     def __init__(self, task: Task, seed: int) -> None:
-        self._task = task
         torch.manual_seed(seed)
-        self._module = task.model().train()
-        parameters = list(self._module.named_parameters())
-        self.layout = Layout.of([(name, tuple(each.shape)) for name, each in parameters])
-        self._theta, self._gradient = torch.zeros(self.layout.parameters), torch.zeros(self.layout.parameters)
-        begin = 0
-        for _, each in parameters:
-            part = slice(begin, begin := begin + each.numel())
-            self._theta[part] = each.detach().flatten()
-            each.data, each.grad = self._theta[part].view(each.shape), self._gradient[part].view(each.shape)
-        self._data: Any = task.training_data()
-
-    @property
-    def theta(self) -> Vector:
-        """A copy of the parameters: float32, shape (P,)."""
-        return self._theta.numpy().copy()
+        super().__init__(task.model())
+        self._task, self._data = task, cast(Any, task.training_data())
 
     def gradient(self, theta: Vector, samples: list[int]) -> tuple[Vector, float]:
         """The gradient at θ on these samples of the training data, valid until the next call, and the loss."""
-        self._theta.copy_(torch.from_numpy(theta))
-        self._gradient.zero_()
-        loss = self._task.loss(self._module, default_collate([self._data[each] for each in samples]))
-        loss.backward()
-        return self._gradient.numpy(), loss.item()
+        batch = default_collate([self._data[each] for each in samples])
+        return self.gradient_of(theta, lambda module: self._task.loss(module, batch))
 
-    def score(self, theta: Vector, task: Task | None = None) -> Row:
-        """Mean loss and share of correct answers on the held-out data, of the model's task or another."""
-        self._theta.copy_(torch.from_numpy(theta))
-        loss, accuracy = score(task or self._task, self._module)
+    def score(self, theta: Vector, data: Any = None) -> Row:
+        """Mean loss and share of correct answers on these data, by default all that are held out."""
+        loss, accuracy = score(self._task, self.at(theta), data)
         return {"test_loss": loss, "accuracy": accuracy}
 
     def draw(self, worker: int, count: int, random: np.random.Generator) -> list[int]:
@@ -85,30 +59,10 @@ class Worker:
     commits: int = 0
 
 
-@dataclass
-class _Round:
-    """What is summed up until the next row."""
-
-    losses: list[float] = field(default_factory=list)
-    staleness: list[int] = field(default_factory=list)
-    pi: list[float] = field(default_factory=list)
-    still: list[float] = field(default_factory=list)
-    proxy: list[float] = field(default_factory=list)
-
-    def add(self, loss: float, staleness: int, facts: PiStatistics | None) -> None:
-        """Counts a commit."""
-        self.losses.append(loss)
-        self.staleness.append(staleness)
-        if facts is not None:
-            self.pi.append(facts.median)
-            self.still.append(facts.zero_ratio)
-            self.proxy.append(facts.proxy_energy)
-
-
 def train(
     task: Task, settings: Hyperparameters, turns: Iterable[Turn], workers: int, every: int,
     tell: Callable[[Row], object] = lambda row: None, draw: Draw | None = None,
-    last: Callable[[Model, Vector], Row] = Model.score, wire: Wire | None = None,
+    last: Callable[[Model, Vector], Row] = Model.score,
 ) -> list[Row]:  # fmt: skip
     """Trains; the seed is that of the settings.
 
@@ -121,7 +75,6 @@ def train(
         tell: Called with each row; the run ends early if it returns `STOP`.
         draw: Chooses the samples of a batch; by default from all training data.
         last: Makes what the last row has besides, from the last θ.
-        wire: What θ and updates pass through; by default nothing changes them.
 
     Returns:
         A row for every `every` commits: see `_row`. If training diverged, the last one has a loss that is not finite instead of
@@ -135,7 +88,7 @@ def train(
         rule.first_pull(theta, worker.buffers)
     draw = draw or model.draw
     rows: list[Row] = []
-    current, before, version, done = _Round(), theta.copy(), 0, 0
+    current, before, version, done = defaultdict[str, list[float]](list), theta.copy(), 0, 0
     for turn in turns:
         worker = crowd[turn.worker]
         if not turn.samples:
@@ -144,14 +97,9 @@ def train(
             continue
         done += 1
         batch = partial(draw, turn.worker, turn.samples, random)
-        theta_there = worker.buffers[rule.reply_buffer]
-        if wire is not None:
-            theta_there = wire.down(turn.worker, theta_there)
-        update, loss = _update(model, theta_there, worker.base, rule, settings, batch)
+        update, loss = _update(model, worker.buffers[rule.reply_buffer], worker.base, rule, settings, batch)
         if not np.isfinite(update).all():
             return [*rows, {"version": version, "loss": float("nan")}]
-        if wire is not None:
-            update = wire.up(turn.worker, update)
         now = factor(settings, version)
         then = factor(settings, worker.base - 1) if worker.commits else now
         rule_input = RuleInput(version - worker.base, version, worker.commits, now, len(crowd), shared, eta_change(now, then))
@@ -163,12 +111,17 @@ def train(
             rule.pull(theta, worker.buffers)
             facts = None
         worker.base = version
-        current.add(loss, rule_input.staleness, facts)
+        current["loss"].append(loss)
+        current["staleness"].append(rule_input.staleness)
+        if facts is not None:
+            for name, value in (("pi_median", facts.median), ("still", facts.zero_ratio), ("proxy", facts.proxy_energy)):
+                current[name].append(value)
         if done % every == 0:
             rows.append(_row(version, theta, before, current) | _moments(rule, crowd, settings.kappa))
             if tell(rows[-1]) is STOP:
                 break
-            current, before = _Round(), theta.copy()
+            current.clear()
+            before = theta.copy()
     rows[-1] |= last(model, theta)
     return rows
 
@@ -190,21 +143,12 @@ def _update(
     return update, losses / settings.local_steps
 
 
-def _row(version: int, theta: Vector, before: Vector, current: _Round) -> Row:
+def _row(version: int, theta: Vector, before: Vector, current: Mapping[str, list[float]]) -> Row:
     """The state after `version` commits. loss, staleness, staleness_sd, pi_median, still (the share with π = 0) and
     proxy (½Σ(κm)² of a commit) are means since the last row; moved is ½Σ(θ − θ then)²."""
-    row = {
-        "version": version, "loss": float(np.mean(current.losses)),
-        "staleness": float(np.mean(current.staleness)), "staleness_sd": float(np.std(current.staleness)),
-        "moved": float(0.5 * ((theta - before).astype(np.float64) ** 2).sum()),
-    }  # fmt: skip
-    if current.still:
-        row |= {
-            "pi_median": float(np.mean(current.pi)),
-            "still": float(np.mean(current.still)),
-            "proxy": float(np.mean(current.proxy)),
-        }
-    return row
+    moved = float(0.5 * ((theta - before).astype(np.float64) ** 2).sum())
+    means = {name: float(np.mean(values)) for name, values in current.items()}
+    return {"version": version, **means, "staleness_sd": float(np.std(current["staleness"])), "moved": moved}
 
 
 def _moments(rule: UpdateRule, crowd: list[Worker], kappa: float) -> Row:

@@ -16,6 +16,7 @@ from benchmarks.paper.content import TARGET_LOSS, TARGET_WINDOW
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, PAPERS_STEPS, PAPERS_WORKERS
 from benchmarks.paper.results import Result
+from benchmarks.paper.statistics import Measured
 
 PAPERS_ACCURACY = 0.9938
 _ACCURACY_MARGIN = 0.001  # how far below the paper's accuracy a mean may be and still be called the same
@@ -42,149 +43,152 @@ class Verdict:
     agrees: Agreement
 
 
+Lines = list[Measured]
+Judge = Callable[[Lines], Verdict | None]
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim about a figure, and how it is judged: None where what it needs has not been run."""
 
     figure: str
     text: str
-    judge: Callable[[list[stats.Measured]], Verdict | None]
+    judge: Judge
 
 
 def _yes(holds: bool) -> Agreement:
     return Agreement.YES if holds else Agreement.NO
 
 
-def _of(measured: list[stats.Measured], rule: str) -> list[stats.Measured]:
+def _for_all(holds: Iterable[bool]) -> Agreement:
+    found = list(holds)
+    return Agreement.YES if all(found) else Agreement.PARTLY if any(found) else Agreement.NO
+
+
+def _falls(values: Sequence[float]) -> bool:
+    return all(after < before for before, after in pairwise(values))
+
+
+def _rises(values: Sequence[float]) -> bool:
+    return all(after > before for before, after in pairwise(values))
+
+
+def _of(measured: Lines, rule: str) -> Lines:
     """The lines of one rule, from the fewest workers to the most."""
     return _by_workers([each for each in measured if each.experiment.rule == rule])
 
 
-def _by_workers(measured: list[stats.Measured]) -> list[stats.Measured]:
-    return sorted(measured, key=lambda each: each.experiment.workers)
+def _by_workers(measured: Lines) -> Lines:
+    return sorted(measured, key=lambda each: each.workers)
 
 
-def _with_most_workers(measured: list[stats.Measured], *rules: str) -> dict[str, stats.Measured] | None:
+def _with_most_workers(measured: Lines, *rules: str) -> dict[str, Measured] | None:
     """Each rule's line with the most workers that any of them has; None where one has no such line."""
-    most = max((each.experiment.workers for each in measured if each.experiment.rule in rules), default=0)
-    lines = {each.experiment.rule: each for each in measured if each.experiment.workers == most}
+    most = max((each.workers for each in measured if each.experiment.rule in rules), default=0)
+    lines = {each.experiment.rule: each for each in measured if each.workers == most}
     return {rule: lines[rule] for rule in rules} if lines.keys() >= set(rules) else None
 
 
-def _find(measured: list[stats.Measured], fits: Callable[[Experiment], bool]) -> stats.Measured | None:
+def _find(measured: Lines, fits: Callable[[Experiment], bool]) -> Measured | None:
     """The line with such settings; None where it was not run."""
     return next((each for each in measured if fits(each.experiment)), None)
 
 
-def _losses(measured: Sequence[stats.Measured]) -> str:
-    """Final losses by number of workers."""
-    return "; ".join(_at(each, stats.final_loss(each.results).text()) + _failures(each) for each in measured)
+def _said(measured: Lines, value: Callable[[Measured], str]) -> str:
+    """A value of each line, by its number of workers."""
+    return "; ".join(f"{count(each.workers)}: {value(each)}" for each in measured)
 
 
-def _failures(each: stats.Measured) -> str:
+def _loss(each: Measured) -> str:
+    return each.loss.text() + _failures(each)
+
+
+def _failures(each: Measured) -> str:
     """The number of failed runs, as text to append; empty if none failed."""
-    bad = stats.failed(each.results)
-    return f", {bad} of {len(each.results)} runs failed" if bad else ""
+    return f", {each.failed} of {len(each.results)} runs failed" if each.failed else ""
 
 
-def _at(each: stats.Measured, value: str) -> str:
-    n = each.experiment.workers
-    return f"{count(n)}: {value}"
+def _percent(each: Measured) -> str:
+    return f"{each.accuracy.text('{:.2f}', 100)} %"
 
 
-def _worst(each: stats.Measured) -> float:
-    """The mean final loss, infinite where a run did not learn."""
-    return math.inf if stats.failed(each.results) else stats.final_loss(each.results).mean
-
-
-def gem_learns(measured: list[stats.Measured]) -> Verdict | None:
+def gem_learns(measured: Lines) -> Verdict | None:
     mine = _of(measured, "gem")
-    if not mine:
-        return None
-    return Verdict(f"final loss with {_losses(mine)}", _yes(not any(stats.failed(each.results) for each in mine)))
+    found = Verdict(f"final loss with {_said(mine, _loss)}", _yes(not any(each.failed for each in mine)))
+    return found if mine else None
 
 
-def downpour_degrades(measured: list[stats.Measured]) -> Verdict | None:
+def downpour_degrades(measured: Lines) -> Verdict | None:
     mine, most = _of(measured, "downpour"), _with_most_workers(measured, "downpour", "gem")
     if len(mine) < 2 or most is None:
         return None
-    worse = _worst(mine[-1]) > _SAME * _worst(mine[0]) and _worst(mine[-1]) > _SAME * _worst(most["gem"])
-    return Verdict(f"final loss with {_losses(mine)}, test accuracy {_percent(mine[-1])}", _yes(worse))
+    worse = mine[-1].worst > _SAME * max(mine[0].worst, most["gem"].worst)
+    return Verdict(f"final loss with {_said(mine, _loss)}, test accuracy {_percent(mine[-1])}", _yes(worse))
 
 
-def adaptive_between(measured: list[stats.Measured]) -> Verdict | None:
+def adaptive_between(measured: Lines) -> Verdict | None:
     most = _with_most_workers(measured, "gem", "adaptive", "downpour")
     if most is None:
         return None
-    order = [_worst(each) for each in most.values()]
-    agrees = Agreement.YES if order[0] < order[1] < order[2] else Agreement.PARTLY if order[0] < order[1] else Agreement.NO
-    words = "; ".join(f"{rule} {_percent(each)}, loss {stats.final_loss(each.results).text()}" for rule, each in most.items())
-    return Verdict(f"{most['gem'].experiment.workers} workers, test accuracy and final loss: {words}", agrees)
+    order = [each.worst for each in most.values()]
+    agrees = Agreement.YES if _rises(order) else Agreement.PARTLY if order[0] < order[1] else Agreement.NO
+    words = "; ".join(f"{rule} {_percent(each)}, loss {each.loss.text()}" for rule, each in most.items())
+    return Verdict(f"{most['gem'].workers} workers, test accuracy and final loss: {words}", agrees)
 
 
-def hundred_workers(measured: list[stats.Measured]) -> Verdict | None:
+def hundred_workers(measured: Lines) -> Verdict | None:
     if not measured:
         return None
     (each,) = measured
-    found, run = stats.accuracy(each.results), each.experiment
+    run = each.experiment
     text = f"{_percent(each)} with {run.workers} workers, {run.steps} steps each{_failures(each)}"
     if (run.task, run.workers, run.steps) != ("mnist", PAPERS_WORKERS, PAPERS_STEPS):
         return Verdict(text, Agreement.UNKNOWN)
-    return Verdict(
-        text, _yes(found.count > 0 and not stats.failed(each.results) and found.mean >= PAPERS_ACCURACY - _ACCURACY_MARGIN)
-    )
+    return Verdict(text, _yes(not each.failed and each.accuracy.mean >= PAPERS_ACCURACY - _ACCURACY_MARGIN))
 
 
-def pi_falls_with_workers(measured: list[stats.Measured]) -> Verdict | None:
-    if len(measured) < 2:
-        return None
+def pi_falls_with_workers(measured: Lines) -> Verdict | None:
     ordered = _by_workers(measured)
-    values = [stats.mean_pi(each.results) for each in ordered]
-    parts = [_at(each, value.text()) for each, value in zip(ordered, values, strict=True)]
-    falls = all(after.mean < before.mean for before, after in pairwise(values))
-    return Verdict(f"mean of the median π with {'; '.join(parts)}", _yes(falls))
+    text = f"mean of the median π with {_said(ordered, lambda each: each.pi.text())}"
+    return Verdict(text, _yes(_falls([each.pi.mean for each in ordered]))) if len(measured) > 1 else None
 
 
-def pi_as_the_papers(measured: list[stats.Measured]) -> Verdict | None:
+def pi_as_the_papers(measured: Lines) -> Verdict | None:
     workers, papers = _PAPERS_PI
     mine = _find(measured, lambda run: run.workers == workers)
     if mine is None:
         return None
-    value = stats.mean_pi(mine.results)
-    return Verdict(_at(mine, value.text()), _yes(papers / _FACTOR <= value.mean <= papers * _FACTOR))
+    return Verdict(_said([mine], lambda each: each.pi.text()), _yes(papers / _FACTOR <= mine.pi.mean <= papers * _FACTOR))
 
 
-def same_data(measured: list[stats.Measured]) -> Verdict | None:
+def same_data(measured: Lines) -> Verdict | None:
     alone = _find(measured, lambda run: run.workers == 1)
     if alone is None or len(measured) < 2:
         return None
-    close = max(map(_worst, measured)) <= _CLOSE * _worst(alone) < math.inf
-    return Verdict(f"final loss with {_losses(measured)}", _yes(close))
+    close = max(each.worst for each in measured) <= _CLOSE * alone.worst < math.inf
+    return Verdict(f"final loss with {_said(measured, _loss)}", _yes(close))
 
 
-def less_time(measured: list[stats.Measured]) -> Verdict | None:
-    if len(measured) < 2:
-        return None
+def less_time(measured: Lines) -> Verdict | None:
     ordered = _by_workers(measured)
-    times = [stats.spread(stats.seconds_to(result, TARGET_LOSS, TARGET_WINDOW) for result in each.results) for each in ordered]
-    parts = [
-        _at(each, f"{time.text('{:.1f}')} s" if time.count else "never") for each, time in zip(ordered, times, strict=True)
-    ]
+    times = [stats.spread(stats.seconds_to(run, TARGET_LOSS, TARGET_WINDOW) for run in each.results) for each in ordered]
+    said = [f"{time.text('{:.1f}')} s" if time.count else "never" for time in times]
+    text = f"simulated time to a loss of {TARGET_LOSS} with {_said(ordered, lambda each: said[ordered.index(each)])}"
     reached = [time.mean if time.count == len(each.results) else math.inf for each, time in zip(ordered, times, strict=True)]
-    falls = all(after < before for before, after in pairwise(reached))
-    return Verdict(f"simulated time to a loss of {TARGET_LOSS} with {'; '.join(parts)}", _yes(falls))
+    return Verdict(text, _yes(_falls(reached))) if len(measured) > 1 else None
 
 
-def against_sequential(column: Callable[[Result], float]) -> Callable[[list[stats.Measured]], Verdict | None]:
+def against_sequential(column: Callable[[Result], float]) -> Judge:
     """Judges GEM's loss at the end against the sequential baseline's."""
 
-    def judge(measured: list[stats.Measured]) -> Verdict | None:
+    def judge(measured: Lines) -> Verdict | None:
         gem, base = _find(measured, lambda run: run.rule == "gem"), _find(measured, lambda run: run.rule == "momentum")
         if gem is None or base is None:
             return None
         ours, theirs = (stats.spread(column(result) for result in each.results) for each in (gem, base))
-        text = f"GEM with {_at(gem, ours.text())}{_failures(gem)}; sequential: {theirs.text()}{_failures(base)}"
-        return Verdict(text, _yes(not stats.failed(gem.results) and ours.mean <= _SAME * theirs.mean))
+        mine = _said([gem], lambda each: ours.text() + _failures(each))
+        text = f"GEM with {mine}; sequential: {theirs.text()}{_failures(base)}"
+        return Verdict(text, _yes(not gem.failed and ours.mean <= _SAME * theirs.mean))
 
     return judge
 
@@ -193,67 +197,50 @@ def _validation_loss(result: Result) -> float:
     return math.nan if result.test_loss is None else result.test_loss
 
 
-def downpour_fails(measured: list[stats.Measured]) -> Verdict | None:
+def downpour_fails(measured: Lines) -> Verdict | None:
     most = _with_most_workers(measured, "downpour", "gem")
     if most is None:
         return None
-    gem, other = most["gem"], most["downpour"]
-    bad = stats.failed(other.results)
-    agrees = Agreement.YES if bad > len(other.results) / 2 else Agreement.PARTLY if bad else Agreement.NO
-    text = f"{_percent(other)}, {bad} of {len(other.results)} failed; GEM {_percent(gem)}"
-    return Verdict(_at(gem, text), agrees)
+    other, runs = most["downpour"], len(most["downpour"].results)
+    agrees = Agreement.YES if other.failed > runs / 2 else Agreement.PARTLY if other.failed else Agreement.NO
+    text = f"{_percent(other)}, {other.failed} of {runs} failed; GEM {_percent(most['gem'])}"
+    return Verdict(_said([other], lambda each: text), agrees)
 
 
-def kappa_helps(measured: list[stats.Measured]) -> Verdict | None:
+def _by_kappa(measured: Lines) -> dict[int, Lines]:
+    """For each number of workers with more than one line, from the smallest κ to the largest."""
+    found: dict[int, Lines] = {}
+    for each in sorted(measured, key=lambda each: (each.workers, each.experiment.kappa)):
+        found.setdefault(each.workers, []).append(each)
+    return {n: lines for n, lines in found.items() if len(lines) > 1}
+
+
+def kappa_helps(measured: Lines) -> Verdict | None:
     """For each number of workers, the κ with the lowest loss lies between 1 and the one that the paper calls suboptimal."""
-    counts = _counts(measured)
-    if not any(_KAPPA < each.experiment.kappa < _LARGER_KAPPA for each in measured):
+    best = {n: min(mine, key=lambda each: each.worst).experiment.kappa for n, mine in _by_kappa(measured).items()}
+    if not best or not any(_KAPPA < each.experiment.kappa < _LARGER_KAPPA for each in measured):
         return None
-    best = [min(_with(measured, n), key=_worst).experiment.kappa for n in counts]
-    words = "; ".join(f"{count(n)}: lowest with κ = {kappa:g}" for n, kappa in zip(counts, best, strict=True))
-    return Verdict(words, _for_all(_KAPPA < kappa < _LARGER_KAPPA for kappa in best)) if counts else None
+    words = "; ".join(f"{count(n)}: lowest with κ = {kappa:g}" for n, kappa in best.items())
+    return Verdict(words, _for_all(_KAPPA < kappa < _LARGER_KAPPA for kappa in best.values()))
 
 
-def larger_kappa_is_worse(measured: list[stats.Measured]) -> Verdict | None:
-    worse, words = [], []
-    for n in _counts(measured):
-        mine = _with(measured, n)
-        larger = _find(mine, lambda run: run.kappa == _LARGER_KAPPA)
-        others = [each for each in mine if each is not larger]
-        if larger is None or not others:
-            return None
-        worse.append(_worst(larger) > _SAME * min(map(_worst, others)))
-        losses = [f"κ = {each.experiment.kappa:g}: {stats.final_loss(each.results).text()}{_failures(each)}" for each in mine]
-        words.append(f"{count(n)}: {', '.join(losses)}")
-    return Verdict("; ".join(words), _for_all(worse)) if words else None
+def larger_kappa_is_worse(measured: Lines) -> Verdict | None:
+    groups = _by_kappa(measured)
+    if not groups or any(mine[-1].experiment.kappa != _LARGER_KAPPA for mine in groups.values()):
+        return None
+    worse = [larger.worst > _SAME * min(each.worst for each in others) for *others, larger in groups.values()]
+    losses = {n: ", ".join(f"κ = {each.experiment.kappa:g}: {_loss(each)}" for each in mine) for n, mine in groups.items()}
+    return Verdict("; ".join(f"{count(n)}: {each}" for n, each in losses.items()), _for_all(worse))
 
 
-def larger_kappa_larger_pi(measured: list[stats.Measured]) -> Verdict | None:
-    rises, words = [], []
-    for n in _counts(measured):
-        values = [stats.mean_pi(each.results) for each in _with(measured, n)]
-        rises.append(all(after.mean > before.mean for before, after in pairwise(values)))
-        words.append(f"{count(n)}: {', '.join(value.text() for value in values)}")
-    return Verdict("; ".join(words), _for_all(rises)) if words else None
+def larger_kappa_larger_pi(measured: Lines) -> Verdict | None:
+    groups = _by_kappa(measured)
+    rises = [_rises([each.pi.mean for each in mine]) for mine in groups.values()]
+    words = [f"{count(n)}: {', '.join(each.pi.text() for each in mine)}" for n, mine in groups.items()]
+    return Verdict("; ".join(words), _for_all(rises)) if groups else None
 
 
-def _counts(measured: list[stats.Measured]) -> list[int]:
-    """The numbers of workers that have more than one line."""
-    counts = [each.experiment.workers for each in measured]
-    return sorted({n for n in counts if counts.count(n) > 1})
-
-
-def _with(measured: list[stats.Measured], n: int) -> list[stats.Measured]:
-    """The lines of n workers, from the smallest κ to the largest."""
-    return sorted((each for each in measured if each.experiment.workers == n), key=lambda each: each.experiment.kappa)
-
-
-def _for_all(holds: Iterable[bool]) -> Agreement:
-    found = list(holds)
-    return Agreement.YES if all(found) else Agreement.PARTLY if any(found) else Agreement.NO
-
-
-def tensors_differ(measured: list[stats.Measured]) -> Verdict | None:
+def tensors_differ(measured: Lines) -> Verdict | None:
     means = {each.label: mean for each in measured if (mean := _tensor_means(each))}
     if not means:
         return None
@@ -264,49 +251,35 @@ def tensors_differ(measured: list[stats.Measured]) -> Verdict | None:
     return Verdict("; ".join(words), _yes(all(max(mean.values()) > 1.2 * min(mean.values()) for mean in means.values())))
 
 
-def _tensor_means(each: stats.Measured) -> dict[str, float]:
+def _tensor_means(each: Measured) -> dict[str, float]:
     names = [name for name in each.results[0].tensors if name != "version"]
     return {name: float(np.nanmean(np.concatenate([run.tensors[name] for run in each.results]))) for name in names}
 
 
-def costs_at_most(drop: float, changed: Callable[[Experiment], bool]) -> Callable[[list[stats.Measured]], Verdict | None]:
+def costs_at_most(drop: float, changed: Callable[[Experiment], bool]) -> Judge:
     """Judges whether GEM's accuracy with a changed setting is at most so far below that with the usual ones."""
 
-    def judge(measured: list[stats.Measured]) -> Verdict | None:
+    def judge(measured: Lines) -> Verdict | None:
         mine = _of(measured, "gem")
         usual, other = _find(mine, _usual), _find(mine, changed)
         if usual is None or other is None:
             return None
-        before, after = stats.accuracy(usual.results), stats.accuracy(other.results)
         text = "; ".join(f"{each.label}: {_percent(each)}{_failures(each)}" for each in mine)
-        held = _known(before, after) and after.mean >= before.mean - drop and not stats.failed(other.results)
-        return Verdict(text, _yes(held))
+        return Verdict(text, _yes(other.accuracy.mean >= usual.accuracy.mean - drop and not other.failed))
 
     return judge
 
 
-def more_workers_learn_more(measured: list[stats.Measured]) -> Verdict | None:
+def more_workers_learn_more(measured: Lines) -> Verdict | None:
     """Of GEM's workers whose times vary: in as many steps, more of them get further."""
-    mine = _by_workers([each for each in _of(measured, "gem") if each.experiment.spread == AT_RANDOM])
-    if len(mine) < 2:
-        return None
-    values = [stats.accuracy(each.results) for each in mine]
-    rises = all(after.mean > before.mean for before, after in pairwise(values))
-    text = "; ".join(_at(each, _percent(each)) for each in mine)
-    return Verdict(text, _yes(rises and _known(*values) and not any(stats.failed(each.results) for each in mine)))
+    mine = [each for each in _of(measured, "gem") if each.experiment.spread == AT_RANDOM]
+    rises = _rises([each.accuracy.mean for each in mine]) and not any(each.failed for each in mine)
+    return Verdict(_said(mine, _percent), _yes(rises)) if len(mine) > 1 else None
 
 
 def _usual(run: Experiment) -> bool:
     """Workers of equal speed that stay, and GEM's own proxy."""
     return (run.slowdown, run.replacements, run.rule_options) == (1.0, 0, "")
-
-
-def _known(*values: stats.Spread) -> bool:
-    return all(value.count for value in values)
-
-
-def _percent(each: stats.Measured) -> str:
-    return f"{stats.accuracy(each.results).text('{:.2f}', 100)} %"
 
 
 PAPER = (

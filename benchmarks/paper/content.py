@@ -48,9 +48,9 @@ def loss(measured: list[stats.Measured]) -> Content:
     finals: dict[str, Lines] = {"final training loss": {}, "test accuracy": {}}
     for rule in BASIC_RULES:
         mine = [each for each in measured if each.experiment.rule == rule]
-        x = [each.experiment.workers for each in mine]
-        finals["final training loss"][RULE_NAMES[rule]] = _points(x, [stats.final_loss(each.results) for each in mine])
-        finals["test accuracy"][RULE_NAMES[rule]] = _points(x, [stats.accuracy(each.results) for each in mine], 100)
+        x = [each.workers for each in mine]
+        finals["final training loss"][RULE_NAMES[rule]] = _points(x, [each.loss for each in mine])
+        finals["test accuracy"][RULE_NAMES[rule]] = _points(x, [each.accuracy for each in mine], 100)
     return Content("Fig. 1: three rules, more and more workers", _rules_by_workers(measured) | finals)
 
 
@@ -62,7 +62,7 @@ def misspecified(measured: list[stats.Measured]) -> Content:
 def many(measured: list[stats.Measured]) -> Content:
     """Fig. 2: training loss and test accuracy of the largest number of workers."""
     (each,) = measured
-    n = each.experiment.workers
+    n = each.workers
     curves = [(run.evaluations["version"] / n, 100 * run.evaluations["accuracy"]) for run in each.results]
     scores = _line(stats.over_seeds([pair for pair in curves if len(pair[0])]), _accuracy(each))
     panels = {"loss": {count(n): _curve(each, "loss")}, "test accuracy": {count(n): scores}}
@@ -77,7 +77,7 @@ def pi(measured: list[stats.Measured]) -> Content:
 
 def split_batch(measured: list[stats.Measured]) -> Content:
     """Fig. 4: a batch of fixed size split over n workers, with simulated compute time."""
-    workers = [each.experiment.workers for each in measured]
+    workers = [each.workers for each in measured]
     times = [stats.spread(stats.seconds_to(result, TARGET_LOSS, TARGET_WINDOW) for result in each.results) for each in measured]
     panels = {
         "loss over samples": {each.label: _curve(each, "loss", stats.samples) for each in measured},
@@ -104,11 +104,11 @@ def against_sequential(measured: list[stats.Measured]) -> Content:
 def kappas(measured: list[stats.Measured]) -> Content:
     """Fig. 8: GEM with its proxy amplified by κ: the final loss, and the median π."""
     panels: dict[str, Lines] = {"final training loss": {}, "median π": {}}
-    for n in sorted({each.experiment.workers for each in measured}):
-        mine = [each for each in measured if each.experiment.workers == n]
+    for n in sorted({each.workers for each in measured}):
+        mine = [each for each in measured if each.workers == n]
         kappa = [each.experiment.kappa for each in mine]
-        panels["final training loss"][count(n)] = _points(kappa, [stats.final_loss(each.results) for each in mine])
-        panels["median π"][count(n)] = _points(kappa, [stats.mean_pi(each.results) for each in mine])
+        panels["final training loss"][count(n)] = _points(kappa, [each.loss for each in mine])
+        panels["median π"][count(n)] = _points(kappa, [each.pi for each in mine])
     return Content("Fig. 8: the proxy amplified by κ", panels)
 
 
@@ -161,24 +161,28 @@ def errors(measured: list[stats.Measured]) -> Content:
         best = best_by_workers(tried)
         rule, rates = best[0].experiment.rule, len(tried) // len(best)
         name = label.replace(rule, RULE_NAMES[rule]) + (f", best of {rates} rates" if rates > 1 else "")
-        lines[name] = _points([each.experiment.workers for each in best], [_error(each) for each in best], 100)
-    most = max(each.experiment.workers for each in measured)
+        lines[name] = _points([each.workers for each in best], [_error(each) for each in best], 100)
+    most = max(each.workers for each in measured)
     return Content(f"From 1 to {most:,} workers, {measured[0].experiment.steps} steps each", {"test error": lines})
 
 
 def best_by_workers(measured: list[stats.Measured]) -> list[stats.Measured]:
     """For each number of workers, in order, the one with the lowest training loss at the end: test data have no say."""
-    counts = sorted({each.experiment.workers for each in measured})
-    return [min((each for each in measured if each.experiment.workers == n), key=_final) for n in counts]
+
+    def loss(each: stats.Measured) -> float:
+        return each.loss.mean if each.loss.count == len(each.results) else float("inf")
+
+    counts = sorted({each.workers for each in measured})
+    return [min((each for each in measured if each.workers == n), key=loss) for n in counts]
 
 
 def _rules_by_workers(measured: list[stats.Measured]) -> dict[str, Lines]:
     """For each number of workers the loss under each rule; a note says how many runs did not learn."""
     panels: dict[str, Lines] = {}
-    for each in sorted(measured, key=lambda each: each.experiment.workers):
-        bad = stats.failed(each.results)
+    for each in sorted(measured, key=lambda each: each.workers):
+        bad = each.failed
         note = f"{bad} of {len(each.results)} runs did not learn" if bad else ""
-        lines = panels.setdefault(count(each.experiment.workers), {})
+        lines = panels.setdefault(count(each.workers), {})
         lines[RULE_NAMES[each.experiment.rule]] = _curve(each, "loss", note=note)
     return panels
 
@@ -208,7 +212,7 @@ def _plain(values: Array) -> list[float | None]:
 
 
 def _accuracy(each: stats.Measured) -> str:
-    return f"{stats.accuracy(each.results).text('{:.2f}', 100)} %"
+    return f"{each.accuracy.text('{:.2f}', 100)} %"
 
 
 def _median(each: stats.Measured, tensor: str) -> stats.Band:
@@ -221,13 +225,8 @@ def _median(each: stats.Measured, tensor: str) -> stats.Band:
 
 
 def _error(each: stats.Measured) -> stats.Spread:
-    right = stats.accuracy(each.results)
+    right = each.accuracy
     return stats.Spread(1 - right.mean, 1 - right.high, 1 - right.low, right.count)
-
-
-def _final(each: stats.Measured) -> float:
-    found = stats.final_loss(each.results)
-    return found.mean if found.count == len(each.results) else float("inf")
 
 
 CONTENT: dict[str, Callable[[list[stats.Measured]], Content]] = {

@@ -1,9 +1,7 @@
-"""One experiment: a training run with all its settings, and the key of its result."""
+"""One experiment: a training run with all its settings."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -60,14 +58,8 @@ class Experiment:
     optimizer: str = "sgd"
     reply_wait: float = 0.0
 
-    @property
-    def key(self) -> str:
-        """The name of its result: readable, and different if any setting differs. A new setting with a default leaves
-        existing names as they are."""
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
-        name = self.rule if self.setting == "service" else f"{self.setting}-{self.rule}"
-        return f"{self.task}-{name}-{self.workers}x{self.steps}-seed{self.seed}-{digest}"
+    def __str__(self) -> str:
+        return " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default)
 
     @property
     def gradients(self) -> int:

@@ -1,4 +1,4 @@
-"""The stored result of an experiment: a small JSON file with its settings, curves of at most 400 points, and final figures."""
+"""The stored results of experiments: curves of at most 400 points, and final figures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import numpy.typing as npt
 from gem_api.curves import Curves
 from gem_worker.launcher.run_folder import RunFolder, samples_applied
 
-from benchmarks.lib.results import plain, write_json
+from benchmarks.lib.results import Row, Store, plain
 from benchmarks.paper.experiments import Experiment
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Columns: TypeAlias = dict[str, Array]
-FORMAT = 1
 _CURVES = ("curves", "evaluations", "tensors")
 
 
@@ -54,25 +53,24 @@ class Result:
         """The worker step of each point: gradients so far, by the number of workers."""
         return self.curves["version"] * self.experiment.local_steps / self.experiment.workers
 
-    def save(self, path: Path) -> None:
-        """Writes the file atomically."""
-        body = {"format": FORMAT, **vars(self), "experiment": vars(self.experiment), "seconds": round(self.seconds, 1)}
-        body |= {name: _to_lists(getattr(self, name)) for name in _CURVES}
-        write_json(path, body, indent=None)
+    def __str__(self) -> str:
+        accuracy = "–" if self.test_accuracy is None else f"{100 * self.test_accuracy:.2f} %"
+        return f"{self.outcome}, test accuracy {accuracy}"
 
 
-def load(path: Path, experiment: Experiment) -> Result | None:
-    """The experiment's result; None if there is none, or it is damaged, incomplete or has other settings."""
-    try:
-        body = json.loads(path.read_text())
-        if body.pop("format") != FORMAT or Experiment(**body.pop("experiment")) != experiment:
-            return None
-        curves: dict[str, Any] = {name: _from_lists(body.pop(name)) for name in _CURVES}
-        if not {"version", "samples", "seconds", "loss"} <= curves["curves"].keys():
-            return None
-        return Result(experiment, **curves, **body)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+def stored(folder: Path) -> Store[Experiment, Result]:
+    return Store(folder / "runs/results.json", "experiment", Experiment, _row, _result)
+
+
+def _row(result: Result) -> Row:
+    lists = {name: {each: [*map(plain, values.tolist())] for each, values in getattr(result, name).items()} for name in _CURVES}
+    return {name: value for name, value in vars(result).items() if name != "experiment"} | lists
+
+
+def _result(experiment: Experiment, row: Row) -> Result:
+    for name in _CURVES:
+        row[name] = {each: np.array(values, float) for each, values in row[name].items()}  # null is NaN
+    return Result(experiment, **row)
 
 
 def read_run(experiment: Experiment, folder: RunFolder, tensors: Columns) -> Result:
@@ -105,15 +103,3 @@ def thin(columns: Columns) -> Columns:
     curves = Curves(list(columns), ())
     curves.add(columns["version"], columns)
     return {name: curves.mean(name) for name in columns}
-
-
-def _to_lists(columns: Columns) -> dict[str, list[float | None]]:
-    """For JSON: rounded to six digits; null for NaN and infinity."""
-    return {name: [plain(value) for value in values.tolist()] for name, values in columns.items()}
-
-
-def _from_lists(columns: dict[str, list[float | None]]) -> Columns:
-    curves = {name: np.array([math.nan if value is None else value for value in values]) for name, values in columns.items()}
-    if len({len(values) for values in curves.values()}) > 1:
-        raise ValueError("columns of different lengths")
-    return curves

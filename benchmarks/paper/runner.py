@@ -1,22 +1,26 @@
-"""Makes an experiment, by gem-train, by a launcher like it, or in this process, and saves its result."""
+"""Makes an experiment, by gem-train, by a launcher like it, or in this process."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
 
-from benchmarks.lib.launch import RunFailed, launch
+from benchmarks.lib.launch import RunFailed, gem_train, launch
 from benchmarks.paper import sequential, simulated
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.results import Columns, Result, load, read_run
+from benchmarks.paper.results import Columns, Result, read_run
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not through a proxy of the environment
 _ADDRESS = re.compile(r"metrics (http://\S+?),")
@@ -24,81 +28,40 @@ _VERSION = re.compile(r"^gem_central_version (\S+)", re.MULTILINE)
 _MEDIAN = re.compile(r'^gem_pi_tensor_median{tensor="(.+)"} (\S+)', re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Runner:
-    """Makes experiments.
+PROCESSES = max(2, os.cpu_count() or 2)  # worker processes that a run's workers share
+
+
+def make(experiment: Experiment, data: Path | None) -> Result:
+    """Makes the run. Raises RunFailed and TaskError.
 
     Args:
-        folder: Keeps a file for each result.
         data: Folder of the task's data; None for a task that needs none.
-        processes: Worker processes that a run's workers share.
     """
-
-    folder: Path
-    data: Path | None
-    processes: int
-
-    def path(self, experiment: Experiment) -> Path:
-        return self.folder / f"{experiment.key}.json"
-
-    def result(self, experiment: Experiment) -> Result | None:
-        """The experiment's stored result, if there is one."""
-        return load(self.path(experiment), experiment)
-
-    def make(self, experiment: Experiment) -> str:
-        """Makes the run, saves its result, and returns what came out. Raises RunFailed and TaskError."""
-        if experiment.setting == "sequential":
-            result = sequential.run(experiment, self.data)
-        elif experiment.setting == "simulated":
-            result = simulated.run(experiment, load_task(experiment.task, self.data))
-        else:
-            with tempfile.TemporaryDirectory(prefix="gem-paper-") as folder:
-                result = self._launch(experiment, Path(folder))
-        result.save(self.path(experiment))
-        accuracy = "–" if result.test_accuracy is None else f"{100 * result.test_accuracy:.2f} %"
-        return f"{result.outcome}, test accuracy {accuracy}"
-
-    def _launch(self, experiment: Experiment, folder: Path) -> Result:
-        """Makes the run in processes, and reads the folder that it left. Raises RunFailed."""
-        output = folder / "output.txt"
-        poller = MetricsPoller(output)
-        run_folder = launch(
-            command(experiment, self.data, folder / "runs", self.processes), output, poller.poll, variables(experiment)
-        )
+    if experiment.setting == "sequential":
+        return sequential.run(experiment, data)
+    if experiment.setting == "simulated":
+        return simulated.run(experiment, load_task(experiment.task, data))
+    with tempfile.TemporaryDirectory(prefix="gem-paper-") as name:
+        poller = MetricsPoller(Path(name) / "output.txt")
+        folder = (staged if experiment.setting == "staged" else served)(experiment, data, Path(name), poller.poll)
         try:
-            return read_run(experiment, run_folder, poller.tensors)
+            return read_run(experiment, folder, poller.tensors)
         except (OSError, ValueError, KeyError) as error:
             raise RunFailed(f"the run's folder can't be read: {error!r}") from error
 
 
-def command(experiment: Experiment, data: Path | None, runs: Path, processes: int) -> list[str]:
-    """The command line of an experiment's own process, which leaves its run folder in `runs`."""
-    if experiment.setting == "staged":
-        given = {"experiment": vars(experiment), "data": data and str(data.resolve()), "runs": str(runs)}
-        return [sys.executable, "-m", "benchmarks.paper.staged", json.dumps(given)]
-    flags = [
-        f"--task={experiment.task}", f"--rule={_rule(experiment)}", f"--workers={experiment.workers}", f"--runs={runs}",
-        f"--learning-rate={experiment.learning_rate}", f"--batch-size={experiment.batch_size}", f"--seed={experiment.seed}",
-        "--shards=replicate",
-    ]  # fmt: skip
-    flags += [f"--data={data.resolve()}"] if data else []
-    flags += [f"--local-steps={experiment.local_steps}"] if experiment.local_steps > 1 else []
-    flags += [f"--steps={experiment.commits_each}", "--durability=memory"]
-    flags += [f"--processes={processes}"] if processes < experiment.workers else []
-    return [sys.executable, "-m", "gem_worker.launcher.cli", *flags]
+def staged(experiment: Experiment, data: Path | None, folder: Path, watch: Callable[[], None]) -> RunFolder:
+    """Makes an experiment's run by the launcher for other clusters. Raises RunFailed."""
+    given = {"experiment": vars(experiment), "data": data and str(data.resolve()), "runs": str(folder)}
+    command = [sys.executable, "-m", "benchmarks.paper.staged", json.dumps(given)]
+    return launch(command, folder / "output.txt", watch)
 
 
-def variables(experiment: Experiment) -> dict[str, str]:
-    """The settings of gem-train that are no options, as environment variables."""
-    return {"GEM_TURNS": experiment.turns, "GEM_STEP_SECONDS": str(experiment.step_seconds)}
-
-
-def _rule(experiment: Experiment) -> str:
-    """The rule with its settings, as --rule takes them."""
-    settings = experiment.rule_options.split()
-    if experiment.rule == "gem":
-        settings += [f"{name}={getattr(experiment, name)}" for name in ("momentum", "kappa", "snapshot", "pi_max")]
-    return f"{experiment.rule}:{','.join(settings)}" if settings else experiment.rule
+def served(experiment: Experiment, data: Path | None, folder: Path, watch: Callable[[], None] = lambda: None) -> RunFolder:
+    """Makes an experiment's run by gem-train. Raises RunFailed."""
+    settings = replace(experiment.hyperparameters(), steps=experiment.commits_each, epochs=0, shards="replicate")
+    more: dict[str, Any] = {"turns": experiment.turns, "step_seconds": experiment.step_seconds}
+    return gem_train(settings, experiment.task, data, experiment.workers, folder, watch, PROCESSES, **more)
 
 
 class MetricsPoller:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +57,19 @@ def run(experiment: Experiment, data: Path | None) -> Result:
 
 def _batches(task: Task, experiment: Experiment) -> Iterator[Any]:
     """One batch for each step; the data is shuffled again in each epoch."""
-    order = torch.Generator().manual_seed(experiment.seed)
-    data = task.training_data()
-    loader: DataLoader[Any] = DataLoader(data, batch_size=experiment.batch_size, shuffle=True, drop_last=True, generator=order)
-    done = 0
-    while True:
-        for batch in loader:
-            yield batch
-            done += 1
-            if done == experiment.steps:
-                return
+    loader: DataLoader[Any] = DataLoader(
+        task.training_data(), batch_size=experiment.batch_size, shuffle=True, drop_last=True,
+        generator=torch.Generator().manual_seed(experiment.seed),
+    )  # fmt: skip
+    return islice(chain.from_iterable(repeat(loader)), experiment.steps)
 
 
 @torch.no_grad()
-def score(task: Task, model: nn.Module) -> tuple[float, float]:
-    """Mean loss and share of correct answers on the held-out data."""
+def score(task: Task, model: nn.Module, data: Any = None) -> tuple[float, float]:
+    """Mean loss and share of correct answers on these data, by default all that are held out."""
     model.eval()
     loss = correct = samples = 0.0
-    for batch in DataLoader(task.test_data(), batch_size=_TEST_BATCH):
+    for batch in DataLoader(task.test_data() if data is None else data, batch_size=_TEST_BATCH):
         loss += float(task.loss(model, batch)) * len(batch[0])
         correct += task.correct(model, batch) or 0
         samples += len(batch[0])

@@ -25,7 +25,7 @@ from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
 
-from benchmarks.lib.processes import split_evenly
+from benchmarks.lib.load import split_evenly
 from benchmarks.paper.experiments import Experiment
 
 _NO_END = 1_000_000_000  # steps: the launcher ends the run, at a version

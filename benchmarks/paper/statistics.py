@@ -29,6 +29,36 @@ class Measured:
     experiment: Experiment
     results: list[Result]
 
+    @property
+    def workers(self) -> int:
+        return self.experiment.workers
+
+    @property
+    def loss(self) -> Spread:
+        """The final loss."""
+        return spread(final(result) for result in self.results)
+
+    @property
+    def accuracy(self) -> Spread:
+        """Test accuracy, 0 to 1."""
+        return spread(result.test_accuracy for result in self.results)
+
+    @property
+    def pi(self) -> Spread:
+        """The median π of a commit, averaged over the run."""
+        known = (result.curves["pi_median"] for result in self.results if "pi_median" in result.curves)
+        return spread(float(values[np.isfinite(values)].mean()) for values in known if np.isfinite(values).any())
+
+    @property
+    def failed(self) -> int:
+        """How many of the runs did not learn."""
+        return sum(not learned(result) for result in self.results)
+
+    @property
+    def worst(self) -> float:
+        """The mean final loss, infinite where a run did not learn."""
+        return math.inf if self.failed else self.loss.mean
+
 
 @dataclass(frozen=True)
 class Band:
@@ -138,29 +168,9 @@ def final(result: Result, column: str = "loss") -> float:
     return float(known.mean()) if len(known) and result.outcome != "diverged" else math.nan
 
 
-def final_loss(results: Iterable[Result]) -> Spread:
-    return spread(final(result) for result in results)
-
-
-def accuracy(results: Iterable[Result]) -> Spread:
-    """Test accuracy, 0 to 1."""
-    return spread(result.test_accuracy for result in results)
-
-
-def mean_pi(results: Iterable[Result]) -> Spread:
-    """The median π of a commit, averaged over the run."""
-    known = (result.curves["pi_median"] for result in results if "pi_median" in result.curves)
-    return spread(float(values[np.isfinite(values)].mean()) for values in known if np.isfinite(values).any())
-
-
 def learned(result: Result) -> bool:
     """Whether the model learned: it did not if the run diverged or stayed at chance."""
     return final(result) < NOT_LEARNED
-
-
-def failed(results: Sequence[Result]) -> int:
-    """How many of the runs did not learn."""
-    return sum(not learned(result) for result in results)
 
 
 def seconds_to(result: Result, target: float, window: float) -> float:

@@ -4,21 +4,37 @@ transfer, or only the arithmetic): `python -m benchmarks.peers`; benchmarks/READ
 from __future__ import annotations
 
 import random
+from dataclasses import fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 from gem_api.process.lifetime import EXIT_INTERRUPTED
+from gem_worker.launcher.cluster import free_port
 
+from benchmarks.lib import load
+from benchmarks.lib.load import PROCESSES, LoadFailed
 from benchmarks.lib.measuring import measurement
 from benchmarks.lib.page import short
 from benchmarks.lib.style import save
 from benchmarks.peers.contenders import CONTENDERS
-from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError
-from benchmarks.peers.harness import measure
+from benchmarks.peers.contenders.base import Contender, Place, checked_worker
 from benchmarks.peers.picture import figure
-from benchmarks.peers.results import LARGE, MIDDLE, SMALL, Cell, Results, as_table, verdicts
+from benchmarks.peers.results import (
+    LARGE,
+    MIDDLE,
+    SMALL,
+    Cell,
+    Figures,
+    Measurement,
+    Results,
+    as_table,
+    cells,
+    stored,
+    verdicts,
+)
 
 _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds": 1.5}
 _NAMES = ", ".join(each.name for each in CONTENDERS)
@@ -39,13 +55,14 @@ def main(
         click.echo("--quick: fewer sizes and repeats, each shorter; the figures are rougher than those of a full run")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "throughput.json"
-    results = Results.load(path) if resume and path.exists() else Results(path, settings)
+    if not resume:
+        path.unlink(missing_ok=True)
+    results = stored(path, settings)
     chosen = [each for each in CONTENDERS if not only or each.name.startswith(only)]
-    results.describe(chosen)
     PROCESSES.set_forkserver_preload(["benchmarks.peers.contenders", *(["torch"] if find_spec("torch") else [])])
-    cells = [Cell(size, count) for size in settings["parameters"] for count in settings["workers"]]
+    wanted = [Cell(size, count) for size in settings["parameters"] for count in settings["workers"]]
     try:
-        run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt")
+        run(results, chosen, wanted, settings["repeats"], settings["seconds"], out / "log.txt")
     except KeyboardInterrupt:
         click.echo("interrupted; continue with --resume")
         raise SystemExit(EXIT_INTERRUPTED) from None
@@ -55,39 +72,42 @@ def main(
 
 def report(results: Results, out: Path) -> None:
     """Prints the tables and the claims, and draws the picture."""
-    if not results.cells():
+    if not results:
         return
-    click.echo("".join(f"\n{as_table(results, cell)}\n" for cell in results.cells()))
+    click.echo("".join(f"\n{as_table(results, cell)}\n" for cell in cells(results)))
     click.echo("\n".join(verdicts(results)))
-    for (cell, name), why in results.left_out.items():
-        click.echo(f"left out at {cell}: {name}: {why}")
     save(figure(results), out / "throughput.png")
     click.echo(f"\nwritten: {results.path}, {out / 'throughput.png'}")
 
 
-def run(results: Results, contenders: list[Contender], cells: list[Cell], repeats: int, seconds: float, log: Path) -> None:
-    """Makes the measurements that `results` lacks, each contender once in a repeat, in another order each time; saves each."""
+def run(results: Results, contenders: list[Contender], wanted: list[Cell], repeats: int, seconds: float, log: Path) -> None:
+    """Makes the measurements that `results` lacks, each contender once in a repeat, in another order each time; saves each. A
+    contender that fails is left out: the others are still measured."""
     plan = [
-        (cell, each, repeat)
-        for cell in cells
+        (Measurement(cell.parameters, cell.workers, each.name, repeat), each)
+        for cell in wanted
         for repeat in range(repeats)
         for each in random.Random(f"{cell} {repeat}").sample(contenders, len(contenders))
-        if repeat not in results.measurements.get((cell, each.name), ())
     ]
-    for number, (cell, contender, repeat) in enumerate(plan, 1):
-        if (cell, contender.name) in results.left_out:
+    failed: set[tuple[Cell, str]] = set()
+    for number, (key, contender) in enumerate(plan, 1):
+        if key in results or (key.cell, contender.name) in failed:
             continue
-        what = f"[{number}/{len(plan)}] {cell}, repeat {repeat + 1}: {contender.label}"
+        what = f"[{number}/{len(plan)}] {key.cell}, repeat {key.repeat + 1}: {contender.label}"
         try:
-            figures = measure(contender, cell.parameters, cell.workers, seconds, log)
-        except Exception as error:  # any failure: the other contenders are still measured
-            why = str(error) if isinstance(error, ContenderFailedError) else f"{type(error).__name__}: {error}"
-            results.left_out[cell, contender.name] = why
+            click.echo(f"{what}: {short(results.add(key, measure(contender, key.cell, seconds, log)).rate)}/s")
+        except Exception as error:
+            failed.add((key.cell, contender.name))
+            why = str(error) if isinstance(error, LoadFailed) else f"{type(error).__name__}: {error}"
             click.echo(f"{what}: left out: {why} (more in {log})")
-        else:
-            results.add(cell, contender.name, repeat, figures)
-            click.echo(f"{what}: {short(figures.rate)}/s")
-        results.save()
+
+
+def measure(contender: Contender, cell: Cell, seconds: float, log: Path) -> Figures:
+    """Measures one contender with fresh processes. Raises LoadFailed."""
+    place = Place(free_port(), cell.parameters, cell.workers, log)
+    with contender.server(place) as roots:
+        found = load.measure(partial(checked_worker, contender, place), [1] * contender.processes(cell.workers), seconds, roots)
+    return Figures(**{each.name: getattr(found, each.name) for each in fields(Figures)})
 
 
 if __name__ == "__main__":

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.lib import machine
-from benchmarks.lib.measuring import spread, verdict
+from benchmarks.lib.measuring import middle, ratio, spread, verdict
 from benchmarks.lib.page import short, table
-from benchmarks.lib.results import write_json
+from benchmarks.lib.results import Store
+from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.contenders.base import Contender
-from benchmarks.peers.harness import Figures
 
 SMALL, MIDDLE, LARGE = 156_450, 1_000_000, 25_000_000
-_DESCRIBED = ("label", "kind", "transport", "rule", "of")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is kept of a measurement; see `Load`."""
+
+    rate: float
+    server_cpu: float
+    worker_cpu: float
+    p50: float
+    p99: float
 
 
 @dataclass(frozen=True, order=True)
@@ -32,23 +41,33 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A contender's description, and its figures from each repeat."""
+class Measurement:
+    """A repeat of a contender, by its name, in a cell."""
 
-    label: str
-    kind: str
-    transport: str
-    rule: str
-    of: str
+    parameters: int
+    workers: int
+    contender: str
+    repeat: int
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.parameters, self.workers)
+
+
+Results = Store[Measurement, Figures]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender, and its figures from each repeat."""
+
+    contender: Contender
     figures: dict[int, Figures]
 
     @property
     def rate(self) -> float:
         """Median of the round trips per second."""
-        return self.median("rate")
-
-    def median(self, figure: str) -> float:
-        return float(median(getattr(each, figure) for each in self.figures.values()))
+        return middle(self.figures.values(), "rate")
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -58,61 +77,32 @@ class Row:
 
     def ratio_to(self, other: Row) -> tuple[float, float, float]:
         """Ratio of this rate to another's: median, lowest and highest over the repeats that both have."""
-        ratios = [each.rate / other.figures[repeat].rate for repeat, each in self.figures.items() if repeat in other.figures]
-        return (median(ratios), min(ratios), max(ratios)) if ratios else (float("nan"),) * 3
+        both = [repeat for repeat in self.figures if repeat in other.figures]
+        mine, theirs = ([of.figures[repeat] for repeat in both] for of in (self, other))
+        return ratio(mine, theirs) if both else (math.nan,) * 3
 
 
-@dataclass
-class Results:
-    """All measurements of a run, and what was left out and why."""
+def stored(path: Path, settings: Mapping[str, Any] | None = None) -> Results:
+    """The measurements of a run, begun with these settings."""
+    head = {"format": 1, "settings": settings or {}, "machine": machine.description()}
+    names = [field.name for field in fields(Figures)]
+    return Store(
+        path, "measurement", Measurement, vars, lambda key, row: Figures(**{name: row[name] for name in names}), head
+    )  # fmt: skip
 
-    path: Path
-    settings: dict[str, Any]
-    contenders: dict[str, dict[str, Any]] = field(default_factory=dict)
-    measurements: dict[tuple[Cell, str], dict[int, Figures]] = field(default_factory=dict)
-    left_out: dict[tuple[Cell, str], str] = field(default_factory=dict)
 
-    @classmethod
-    def load(cls, path: Path) -> Results:
-        """Reads an earlier run's measurements. Contenders that it left out are tried again."""
-        content = json.loads(path.read_text())
-        results = cls(path, content["settings"], content["contenders"])
-        for entry in content["measurements"]:
-            figures = Figures(**{name: entry[name] for name in Figures.__dataclass_fields__})
-            results.add(Cell(entry["parameters"], entry["workers"]), entry["contender"], entry["repeat"], figures)
-        return results
+def cells(results: Iterable[Measurement]) -> list[Cell]:
+    """The cells that have measurements, small models first."""
+    return sorted({each.cell for each in results})
 
-    def describe(self, contenders: Iterable[Contender]) -> None:
-        for each in contenders:
-            self.contenders[each.name] = {name: getattr(each, name) for name in _DESCRIBED}
 
-    def add(self, cell: Cell, contender: str, repeat: int, figures: Figures) -> None:
-        self.measurements.setdefault((cell, contender), {})[repeat] = figures
-
-    def cells(self) -> list[Cell]:
-        """The cells that have measurements, small models first."""
-        return sorted({cell for cell, _ in self.measurements})
-
-    def rows(self, cell: Cell) -> dict[str, Row]:
-        """The rows of a cell by contender's name, the fastest first."""
-        described = {name: {each: self.contenders[name][each] for each in _DESCRIBED} for _, name in self.measurements}
-        rows = {name: Row(**described[name], figures=of) for (where, name), of in self.measurements.items() if where == cell}
-        return dict(sorted(rows.items(), key=lambda item: -item[1].rate))
-
-    def save(self) -> None:
-        """Rewrites the file, so that an interrupted run keeps its measurements."""
-        content = {
-            "settings": self.settings,
-            "machine": machine.description(),
-            "contenders": self.contenders,
-            "measurements": [
-                {**asdict(cell), "contender": name, "repeat": repeat, **asdict(each)}
-                for (cell, name), figures in self.measurements.items()
-                for repeat, each in sorted(figures.items())
-            ],
-            "left_out": [{**asdict(cell), "contender": name, "why": why} for (cell, name), why in self.left_out.items()],
-        }
-        write_json(self.path, content)
+def rows(results: Results, cell: Cell) -> dict[str, Row]:
+    """The rows of a cell by contender's name, the fastest first."""
+    found = {each.name: Row(each, {}) for each in CONTENDERS}
+    for key, figures in results.items():
+        if key.cell == cell:
+            found[key.contender].figures[key.repeat] = figures
+    return dict(sorted(((name, row) for name, row in found.items() if row.figures), key=lambda item: -item[1].rate))
 
 
 Selection = Callable[[dict[str, Row]], Row | None]
@@ -122,7 +112,8 @@ def _peer(rule: str, transport: str | None = None) -> Selection:
     """The fastest peer with a rule, on one transport or on any."""
 
     def best(rows: dict[str, Row]) -> Row | None:
-        found = [row for row in rows.values() if (row.kind, row.rule) == ("peer", rule) and transport in (None, row.transport)]
+        peers = [row for row in rows.values() if (row.contender.kind, row.contender.rule) == ("peer", rule)]
+        found = [row for row in peers if transport in (None, row.contender.transport)]
         return max(found, key=lambda row: row.rate, default=None)
 
     return best
@@ -146,22 +137,24 @@ CLAIMS: tuple[tuple[str, Selection, dict[int, float]], ...] = (
 def verdicts(results: Results) -> Iterable[str]:
     """A line for each claim and cell: the claim, its target, the measured ratio, and whether it meets the target."""
     for name, against, targets in CLAIMS:
-        for cell in results.cells():
-            rows = results.rows(cell)
-            subject, other = rows.get(name), against(rows)
+        for cell in cells(results):
+            measured = rows(results, cell)
+            subject, other = measured.get(name), against(measured)
             if subject is not None and other is not None and cell.parameters in targets:
-                yield verdict(f"{cell}: {subject.label} : {other.label}", targets[cell.parameters], subject.ratio_to(other))
+                what = f"{cell}: {subject.contender.label} : {other.contender.label}"
+                yield verdict(what, targets[cell.parameters], subject.ratio_to(other))
 
 
 def as_table(results: Results, cell: Cell) -> str:
     """The contenders of one cell, the fastest first."""
-    rows = results.rows(cell)
-    peer = _peer("gem")(rows)
+    measured = rows(results, cell)
+    peer = _peer("gem")(measured)
     heads = [str(cell), "round trips/s", "lowest..highest", "of the best GEM", "server CPU ms", "worker's", "p50 ms", "p99 ms"]
     return table(heads, (
         [
-            row.label, short(row.rate), "..".join(map(short, row.spread)), spread(row.ratio_to(peer)) if peer else "–",
-            *(short(1e3 * row.median(figure)) for figure in ("server_cpu", "worker_cpu", "p50", "p99")),
+            row.contender.label, short(row.rate), "..".join(map(short, row.spread)),
+            spread(row.ratio_to(peer)) if peer else "–",
+            *(short(1e3 * middle(row.figures.values(), figure)) for figure in ("server_cpu", "worker_cpu", "p50", "p99")),
         ]
-        for row in rows.values()
+        for row in measured.values()
     ))  # fmt: skip

@@ -17,12 +17,12 @@ from gem_client import Admin, connect
 from benchmarks.lib.measuring import measurement
 from benchmarks.lib.processes import server
 
+CHECKPOINTS = 5
 Times = list[tuple[float, float]]  # when the reply to a commit arrived, and how long the commit took
 
 
 @measurement(parameters=25_000_000, workers=3, folder=Path("runs"))
-@click.option("--checkpoints", type=int, default=5, help="Number of checkpoints to write.")
-def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
+def main(parameters: int, workers: int, folder: Path) -> None:
     """Prints the longest commit without a checkpoint, while one is written, and while its files are read for a backup."""
     folder.mkdir(parents=True, exist_ok=True)
     times: list[Times] = [[] for _ in range(workers)]
@@ -36,7 +36,7 @@ def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
         for thread in threads:
             thread.start()
         ready.wait()
-        written = [_checkpoint(address) for _ in range(checkpoints)]
+        written = [_checkpoint(address) for _ in range(CHECKPOINTS)]
         over.set()
         for thread in threads:
             thread.join()

@@ -16,9 +16,10 @@ from statistics import median
 import click
 from gem_api.process.settings import DURABILITIES
 
+from benchmarks.lib.load import Load
 from benchmarks.lib.measuring import heads, interleaved, measurement, medians, ratio, spread, verdict
 from benchmarks.lib.page import table
-from benchmarks.lib.processes import Load, measure, server
+from benchmarks.lib.processes import measure, server
 from benchmarks.lib.results import write_json
 
 MAX_RATIO = 1.3  # time for a commit with a log, against memory

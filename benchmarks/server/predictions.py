@@ -70,20 +70,17 @@ class Compared:
     parameters=(10_000, 156_450, 1_000_000), workers=(4, 30, 100, 300, 1000), seconds=10.0, repeats=3,
     out=Path("runs/predictions.json"),
 )  # fmt: skip
-@click.option(
-    "--load", multiple=True, type=float, default=(0.3, 0.9, 2.0), help="How much of the server the workers ask for, at most."
-)
 @click.option("--quick", is_flag=True, help="Five minutes: few workers, short measurements.")
 def main(
-    parameters: tuple[int, ...], workers: tuple[int, ...], load: tuple[float, ...], seconds: float, repeats: int,
-    quick: bool, out: Path,
+    parameters: tuple[int, ...], workers: tuple[int, ...], seconds: float, repeats: int, quick: bool, out: Path
 ) -> None:  # fmt: skip
     """Measures synthetic workers, which sleep instead of computing, and prints beside it what the simulation predicts.
 
     A load of 2 asks for twice what the server can do. Kinds that would need more than half of the free memory are left out.
     """
+    loads = (0.3, 2.0) if quick else (0.3, 0.9, 2.0)
     if quick:
-        parameters, workers, load, seconds, repeats = (10_000, 156_450), (4, 100), (0.3, 2.0), 2.0, 1
+        parameters, workers, seconds, repeats = (10_000, 156_450), (4, 100), 2.0, 1
     setups: list[dict[str, object]] = []
     found: list[Compared] = []
     for size in parameters:
@@ -93,7 +90,7 @@ def main(
             f"with {MANY}, and {1e3 * fit.transit:.3g} ms more to go there and back"
         )
         click.echo(table(_HEADS, []))
-        for setup, share in _kinds(size, workers, load, fit):
+        for setup, share in _kinds(size, workers, loads, fit):
             found.append(_compare(setup, share, fit, seconds, repeats))
             setups.append({"fit": asdict(fit), **asdict(found[-1])})
             click.echo(row(_cells(found[-1])))

@@ -5,27 +5,26 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
 import click
 import numpy as np
-from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
+from gem_client import connect
 from gem_server.core.state_machine import Core
-from gem_server.core.uploads import Upload
-from gem_server.core.values import Header
 from gem_server.durability import checkpoint, recovery
-from gem_server.durability.journal import Journal
-from gem_server.durability.log_file import LogFile
-from gem_server.durability.storage import Storage
-from gem_server.durability.write_order import WriteOrder
 from gem_server.rules import RuleInput
 from gem_server.rules.gem import Gem
 from gem_server.rules.threads import Threads
 
+from benchmarks.lib import machine
 from benchmarks.lib.measuring import measurement
+from benchmarks.lib.processes import server
+
+LOG_BYTES = 1 << 30  # of gradients
 
 
 def new_core(run_id: str, settings: Hyperparameters) -> Core:
@@ -35,36 +34,22 @@ def new_core(run_id: str, settings: Hyperparameters) -> Core:
 
 
 def make_run(folder: Path, parameters: int, workers: int, log_bytes: int) -> tuple[int, bytes]:
-    """Makes a checkpoint of version 0 and a log of float32 commits by alternating workers. Returns the last version and its
-    θ."""
-    core, layout = new_core("benchrun", Hyperparameters(rule="gem")), Layout.of({"theta": (parameters,)})
-    random = np.random.default_rng(0)
-    leases = [core.leases.get(core.register(f"worker-{number}", layout, 0.0).lease_id) for number in range(workers)]
-    core.central.theta[:] = random.standard_normal(parameters, np.float32)
-    core.initialized()
-    for lease in leases:
-        core.pull(lease)
-    order, file = WriteOrder[None](Journal(core.run_id)), LogFile(Storage(), recovery.log_directory(folder))
-    recovery.log_directory(folder).mkdir(parents=True)
-    captured = recovery.capture(core, order.journal)
-    captured.copy_theta()
-    recovery.save(folder, captured, keep=3)
-    order.base_written()
-    upload = Upload(empty(layout.size))
-    while order.journal.size < log_bytes:
-        lease = leases[core.central.version % workers]
-        random.standard_normal(out=upload.gradient, dtype=np.float32)
-        header = Header(lease.lease_id, lease.sequence + 1, lease.base_version, layout.fingerprint, 1.0, 64)
-        step = core.begin(core.ticket(lease, header, 0.0, upload))
-        core.finish(step, step.run(), 0.0)
-        group = order.ready()
-        assert group is not None
-        file.write(group)
-        order.written(group)
-        file.sync()
-        order.acknowledge(group)
-    file.close()
-    return core.central.version, core.central.theta.tobytes()
+    """Makes a checkpoint of version 0 and a log of float32 commits by alternating workers, and kills the server. Returns the
+    last version and its θ."""
+    random, version, theta = np.random.default_rng(0), 0, b""
+    options = ["--durability=log", f"--checkpoint-dir={folder}"]
+    with server("gem", None, *options, checkpoint_interval=0, log_limit=2 * log_bytes) as (address, pid):
+        with ExitStack() as stack:
+            sessions = [stack.enter_context(connect(address)) for _ in range(workers)]
+            for session in sessions:
+                session.join({"theta": random.standard_normal(parameters, np.float32)})
+            while 4 * parameters * version < log_bytes:
+                session = sessions[version % workers]
+                random.standard_normal(out=session.gradient, dtype=np.float32)
+                theta = session.commit(session.gradient).theta.tobytes()
+                version += 1
+        machine.kill([pid])
+    return version, theta
 
 
 def forget_pages(folder: Path) -> None:
@@ -98,15 +83,14 @@ def timed(folder: Path) -> tuple[list[float], Core]:
 
 
 @measurement(parameters=25_000_000, workers=4, repeats=3, folder=Path("runs"))
-@click.option("--log-mib", type=int, default=1024, help="Gradients in the log.")
-def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path) -> None:
+def main(parameters: int, workers: int, repeats: int, folder: Path) -> None:
     """Makes a run's checkpoint and log, and rebuilds the run from them: first from the disk, then from the page cache."""
     ones = {name: np.ones(1, np.float32) for name in ("theta", "gradient", *Gem().buffers)}
     Gem().apply(Layout.of({"warm-up": (1,)}), ones.pop("theta"), ones.pop("gradient"), ones, RuleInput(0))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         run = Path(made)
-        version, theta = make_run(run, parameters, workers, log_mib << 20)
+        version, theta = make_run(run, parameters, workers, LOG_BYTES)
         (path,) = checkpoint.list_checkpoints(run)
         nbytes = sum(file.stat().st_size for file in path.iterdir())
         click.echo(

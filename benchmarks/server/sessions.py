@@ -16,12 +16,14 @@ import click
 import numpy as np
 from gem_client import connect
 
+from benchmarks.lib.load import Load, resident_bytes, split_evenly
 from benchmarks.lib.measuring import heads, interleaved, measurement, medians, ratio, verdict
 from benchmarks.lib.page import table
-from benchmarks.lib.processes import Load, measure, resident_bytes, server, split_evenly
+from benchmarks.lib.processes import measure, server
 from benchmarks.lib.results import write_json
 
 INTERVAL_SECONDS = 100.0  # time between two commits of an idle session
+IDLE = 1000  # idle sessions beside the busy ones
 BUSY = 16  # busy sessions: beside the idle ones, and as the reference for the rate of 100 sessions
 MIN_RATIO, MIN_BESIDE_IDLE = 0.85, 0.95
 _FIGURES = ("rate", "p50", "p99", "server_cpu", "server_bytes", "bytes_per_session")
@@ -36,31 +38,27 @@ class Measured(Load):
 
     @property
     def bytes_per_session(self) -> float:
-        return (self.server_bytes - self.empty) / (len(self.commits) + self.idle)
+        return (self.server_bytes - self.empty) / (len(self.times) + self.idle)
 
     def figures(self) -> dict[str, float]:
-        mine = {"sessions": len(self.commits), "idle": self.idle, "bytes_per_session": self.bytes_per_session}
+        mine = {"sessions": len(self.times), "idle": self.idle, "bytes_per_session": self.bytes_per_session}
         return {**mine, **super().figures()}
 
 
 @measurement(
     parameters=156_450, transport=("shm", "tcp"), seconds=5.0, repeats=5, out=Path("runs/throughput/sessions.json"),
 )  # fmt: skip
-@click.option("--sessions", multiple=True, type=int, default=(4, BUSY, 100), help="Number of sessions at once.")
-@click.option("--idle", type=int, default=1000, help=f"Number of idle sessions beside {BUSY} busy ones; 0: skip that.")
 @click.option("--quick", is_flag=True, help="Under a minute: one repeat of two seconds, no idle sessions.")
-def main(
-    parameters: int, sessions: tuple[int, ...], idle: int, transport: tuple[str, ...], seconds: float, repeats: int,
-    quick: bool, out: Path,
-) -> None:  # fmt: skip
+def main(parameters: int, transport: tuple[str, ...], seconds: float, repeats: int, quick: bool, out: Path) -> None:
     """Measures each number of sessions against a fresh server, without model compute; medians of the repeats."""
+    idle = 0 if quick else IDLE
     if quick:
-        seconds, repeats, idle = 2.0, 1, 0
+        seconds, repeats = 2.0, 1
     tables = []
     for way in transport:
         measure_one = partial(_measure, parameters, seconds, way == "shm")
         click.echo(f"\nP = {parameters:,}, rule gem, {way}; medians of {repeats} x {seconds:g} s")
-        many = interleaved([(count, 0) for count in sessions], repeats, measure_one)
+        many = interleaved([(count, 0) for count in (4, BUSY, 100)], repeats, measure_one)
         beside = interleaved([(BUSY, 0), (BUSY, idle)] if idle else [], repeats, measure_one)
         _show(many)
         _compare(f"rate of 100 sessions against {BUSY}", MIN_RATIO, many, (100, 0), (BUSY, 0))

@@ -33,6 +33,7 @@ from benchmarks.lib.processes import server
 from benchmarks.lib.results import write_json
 from benchmarks.lib.style import PALE, RED, legend, panels, save, styled
 
+COMMITS = 1_000_000
 PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions in each
 MAX_COMMITS = 600  # commits of one session before it leaves and returns under the same name
 KILL_SECONDS = 10.0
@@ -69,9 +70,8 @@ class Line:
 
 
 @measurement(parameters=1000, out=Path("runs/soak"))
-@click.option("--commits", type=int, default=1_000_000, help="Stop after this number of commits.")
-@click.option("--minutes", type=float, default=60.0, help="Stop after this time, if that comes first.")
-def main(commits: int, minutes: float, parameters: int, out: Path) -> None:
+@click.option("--minutes", type=float, default=60.0, help=f"Stop after this time, if it comes before {COMMITS:,} commits.")
+def main(minutes: float, parameters: int, out: Path) -> None:
     """Exits with status 1 if any measured quantity grows."""
     options = [f"--metrics-listen=127.0.0.1:{free_port()}", "--durability=log", "--batch-size=16"]
     options += ["--epochs=0", "--steps=1000000000"]  # without an end
@@ -80,7 +80,7 @@ def main(commits: int, minutes: float, parameters: int, out: Path) -> None:
         server("gem", None, f"--checkpoint-dir={folder}", *options, checkpoint_interval=20, lease_seconds=3) as (address, pid),
         churn(address, parameters),
     ):
-        course = watched(address, pid, commits, minutes * 60)
+        course = watched(address, pid, minutes * 60)
     lines = [fitted(course, name) for name in TOLERANCE]
     click.echo(report(course, lines))
     result = {"durability": "log", "parameters": parameters, "lines": [asdict(line) for line in lines], **asdict(course)}
@@ -145,12 +145,12 @@ def come_and_go(address: str, parameters: int, name: str, shares: bool, seed: fl
                 session.commit(gradient, loss=1.0)
 
 
-def watched(address: str, pid: int, commits: int, seconds: float) -> Course:
+def watched(address: str, pid: int, seconds: float) -> Course:
     """Samples until the number of commits is reached, or the time is up."""
     course, began = Course(), time.monotonic()
     pause = min(5.0, seconds / 200)
     with Admin(address) as admin:
-        while not course.commits or (course.commits[-1] < commits and time.monotonic() - began < seconds):
+        while not course.commits or (course.commits[-1] < COMMITS and time.monotonic() - began < seconds):
             time.sleep(pause)
             status = admin.status()
             course.commits.append(status.version)
@@ -178,10 +178,8 @@ def fitted(course: Course, name: str) -> Line:
     """Fits a line, by least squares, to the samples after the warm-up."""
     first = int(WARM_UP * len(course.commits))
     x, y = np.array(course.commits[first:], float) / 1e5, np.array(course.values[name][first:])
-    slope, begin = np.polyfit(x - x[0], y, 1)
-    rest = y - (begin + slope * (x - x[0]))
-    error = np.sqrt((rest @ rest) / max(1, len(x) - 2) / ((x - x.mean()) ** 2).sum())
-    return Line(name, float(begin), float(slope), float(error), float(slope * (x[-1] - x[0])))
+    (slope, begin), covariance = np.polyfit(x - x[0], y, 1, cov=True)
+    return Line(name, float(begin), float(slope), float(np.sqrt(covariance[0, 0])), float(slope * (x[-1] - x[0])))
 
 
 def report(course: Course, lines: list[Line]) -> str:

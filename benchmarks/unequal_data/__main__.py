@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import numpy as np
 from gem_worker.tasks import load_task
 from matplotlib.figure import Figure
 
-from benchmarks.lib.page import table
-from benchmarks.lib.runs import study
+from benchmarks.lib.page import filled, table
+from benchmarks.lib.runs import Wanted, study
 from benchmarks.lib.style import BAND, BLUE, GREY, dots, legend, panels, save, styled
 from benchmarks.paper.statistics import columns, spread
 from benchmarks.unequal_data.runs import (
@@ -24,7 +24,7 @@ from benchmarks.unequal_data.runs import (
     Case,
     Digits,
     Outcome,
-    make_and_keep,
+    measure,
     reported,
     stored,
     wanted,
@@ -38,14 +38,13 @@ _KINDS = (
 _SHIFT = 0.15  # of a row, by which the two are moved apart
 
 
-def missing(slower: Sequence[str], data: Path | None) -> Iterator[tuple[str, Callable[[], str]]]:
+def plan(slower: Sequence[str], data: Path | None) -> Wanted:
     if data is None:
         return
     task, store = load_task("mnist", data), stored(RESULTS / "results.json")
     digits = Digits(task)
-    for case in wanted([int(each) for each in slower], lambda case: store[case].loss):
-        if case not in store:
-            yield str(case), partial(make_and_keep, case, task, digits, store)
+    for case in wanted(map(int, slower), store):
+        yield store, case, partial(measure, case, task, digits)
 
 
 @styled
@@ -66,17 +65,16 @@ def figure(known: Mapping[Case, Outcome]) -> Figure:
     return drawn
 
 
-def write_page(known: Mapping[Case, Outcome], folder: Path) -> Path:
+def draw(folder: Path) -> Path:
     """Writes README.md and its picture, as far as the results for them are there. Returns the page's path."""
+    known = stored(folder / "results.json")
     save(figure(known), folder / "unequal-data.png")
-    body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
     missing = sum(reported(known, method, slower) is None for method in METHODS for slower in SLOWER)
-    text = body.format(
+    return filled(
+        Path(__file__).with_name("page.txt"), folder / "README.md",
         table=_table(known), gradients=f"{GRADIENTS:,}", workers=WORKERS, seeds=len(SEEDS), rates=len(METHODS["gem"].rates),
         missing=f" **{missing} cells are still to be run.**" if missing else "",
     )  # fmt: skip
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    return folder / "README.md"
 
 
 def _table(known: Mapping[Case, Outcome]) -> str:
@@ -99,7 +97,7 @@ def _percent(values: list[float]) -> str:
 about = (
     "Makes the runs without a result for these slownesses, if --data names MNIST, then the page. All take an hour on one core."
 )
-main = study(about, map(str, reversed(SLOWER)), missing, lambda: write_page(stored(RESULTS / "results.json"), RESULTS))
+main = study(about, map(str, reversed(SLOWER)), plan, draw, RESULTS)
 
 if __name__ == "__main__":
     main()

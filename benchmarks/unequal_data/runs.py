@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Vector
 from gem_worker.tasks import Task
-from gem_worker.tasks.convnet import Classification
 from torch.utils.data import DataLoader, Subset
 
 from benchmarks.lib.results import Store, finite, restored
@@ -102,7 +101,7 @@ class Digits:
     def __init__(self, task: Task) -> None:
         self._rare, self._usual = _split(task.training_data())
         rare, _ = _split(task.test_data())
-        self._held_out = _Part(task, rare)
+        self._held_out: Any = Subset(cast(Any, task.test_data()), rare.tolist())
 
     def draw(self, worker: int, count: int, random: np.random.Generator) -> list[int]:
         """A batch of one worker; or one for all, if it is of that size."""
@@ -115,17 +114,6 @@ class Digits:
 
     def score(self, model: Model, theta: Vector) -> Row:
         return model.score(theta) | {"rare": model.score(theta, self._held_out)["accuracy"]}
-
-
-class _Part(Classification):
-    """A task whose held-out data are only these samples."""
-
-    def __init__(self, task: Task, samples: Numbers) -> None:
-        self._samples: Any = Subset(task.test_data(), samples.tolist())
-        self.training_data = task.training_data
-
-    def test_data(self) -> Any:
-        return self._samples
 
 
 def _split(data: Any) -> tuple[Numbers, Numbers]:
@@ -149,30 +137,25 @@ def measure(case: Case, task: Task, digits: Digits) -> Outcome:
     return Outcome(round(last["test_loss"], 4), round(last["accuracy"], 4), round(last["rare"], 4))
 
 
-def make_and_keep(case: Case, task: Task, digits: Digits, store: Store[Case, Outcome]) -> str:
-    store.add(case, found := measure(case, task, digits))
-    return f"loss {found.loss:.3f}, accuracy {100 * found.accuracy:.1f} %, on 8 and 9 {100 * found.rare:.1f} %"
-
-
-def best_rate(method: str, slower: int, loss: Callable[[Case], float]) -> float:
-    """The rate with the lowest held-out loss over all digits, on the seed that chooses."""
-    return min(METHODS[method].rates, key=lambda rate: loss(Case(method, slower, rate, CHOICE_SEED)))
-
-
-def wanted(slowness: Sequence[int], loss: Callable[[Case], float]) -> Iterator[Case]:
-    """The cases of these degrees, in the order of their use; `loss` gives the result of one that has been wanted before."""
+def wanted(slowness: Iterable[int], known: Mapping[Case, Outcome]) -> Iterator[Case]:
+    """The cases of these degrees, in the order of their use; `known` has the results of those that were wanted before."""
     for slower in slowness:
         for method, each in METHODS.items():
             yield from (Case(method, slower, rate, CHOICE_SEED) for rate in each.rates)
-            rate = best_rate(method, slower, loss)
+            rate = best_rate(method, slower, known)
             yield from (Case(method, slower, rate, seed) for seed in SEEDS)
+
+
+def best_rate(method: str, slower: int, known: Mapping[Case, Outcome]) -> float:
+    """The rate with the lowest held-out loss over all digits, on the seed that chooses."""
+    return min(METHODS[method].rates, key=lambda rate: known[Case(method, slower, rate, CHOICE_SEED)].loss)
 
 
 def reported(known: Mapping[Case, Outcome], method: str, slower: int) -> tuple[float, list[Outcome]] | None:
     """The chosen rate and its results; None if some are missing."""
     if any(Case(method, slower, rate, CHOICE_SEED) not in known for rate in METHODS[method].rates):
         return None
-    rate = best_rate(method, slower, lambda case: known[case].loss)
+    rate = best_rate(method, slower, known)
     cases = [replace(Case(method, slower, rate, CHOICE_SEED), seed=seed) for seed in SEEDS]
     return (rate, [known[case] for case in cases]) if all(case in known for case in cases) else None
 

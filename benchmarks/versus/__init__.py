@@ -1,1 +1,1 @@
-"""Time to a loss: this server beside what a user would take instead, where workers are equal and where they are not."""
+"""Races of real processes, whose steps take simulated times: this server beside what a user would take instead."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib import machine
+from benchmarks.lib.launch import last_line
 
 DIVERGED = 3  # the exit status of a worker whose gradient was not finite
 _PR_SET_PDEATHSIG = 1
@@ -51,8 +52,7 @@ class Family:
 
     def said(self, name: str) -> str:
         """The last line that a process has printed."""
-        lines = (self._folder / f"{name}.txt").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return last_line(self._folder / f"{name}.txt")
 
     def end(self) -> None:
         """Kills all of them, and what they have started."""

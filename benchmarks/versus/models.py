@@ -1,9 +1,8 @@
-"""The two models that every contender trains, with batches that depend on seed, worker and step alone."""
+"""The models that every contender trains, with batches that depend on seed, worker and step alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,130 +10,109 @@ import numpy as np
 import torch
 from gem_worker.tasks import load_task
 from torch import Tensor, nn
+from torch.nn import functional
 
 from examples.character_transformer.model import CharacterTransformer
 from examples.character_transformer.task import Characters
 
+NOBODY = -100  # a target that counts nothing
 _SCORED = 2000  # of MNIST's 10,000 test images: they are scored often
+Batch = tuple[Tensor, Tensor]  # inputs and targets
 
 
 class Problem:
-    """A model, its loss, its batches and its held-out data."""
+    """A model, its loss, its batches and its held-out data.
 
-    batch_size: int
+    Args:
+        training, held_out: Inputs and targets of all samples.
+    """
+
+    batch_size = 16
+    has_accuracy = True  # whether the share of right answers is what the problem is about
+
+    def __init__(self, training: Batch, held_out: Batch) -> None:
+        self._training, self._held_out, self._size = training, held_out, len(training[0])
 
     def model(self, seed: int) -> nn.Module:
         """The model with the first value of the seed."""
         torch.manual_seed(seed)
         return self._make()
 
-    def batch(self, seed: int, worker: int, step: int, size: int | None = None) -> tuple[Tensor, Tensor]:
+    def batch(self, seed: int, worker: int, step: int, size: int | None = None) -> Batch:
         """The batch of a worker's step: drawn with replacement from all training data. Of a smaller one, the first samples."""
         drawn = np.random.default_rng([seed, worker, step]).integers(0, self._size, self.batch_size)[:size]
         return self._samples(torch.from_numpy(drawn))
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss on a batch."""
-        raise NotImplementedError
+        return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].long().flatten(), ignore_index=NOBODY)
 
     def score(self, model: nn.Module) -> float:
-        """The mean loss on held-out data, in evaluation mode."""
-        training = model.training
-        model.eval()
-        with torch.no_grad():
-            loss = float(self.loss(model, self._held_out))
-        model.train(training)
-        return loss
+        """The mean loss on held-out data."""
+        return float(self._evaluated(model, lambda: self.loss(model, self._held_out)))
 
     def accuracy(self, model: nn.Module) -> float | None:
         """The share of right answers on held-out data; None if that is not what the problem is about."""
-        return None
+        if not self.has_accuracy:
+            return None
+        inputs, targets = self._held_out
+        right = self._evaluated(model, lambda: model(inputs).argmax(-1)) == targets
+        return float(right[targets != NOBODY].float().mean())
 
-    _size: int
-    _held_out: tuple[Tensor, Tensor]
+    def _evaluated(self, model: nn.Module, make: Callable[[], Tensor]) -> Tensor:
+        """What is made in evaluation mode."""
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            found = make()
+        model.train(training)
+        return found
 
     def _make(self) -> nn.Module:
         raise NotImplementedError
 
-    def _samples(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+    def _samples(self, drawn: Tensor) -> Batch:
+        return self._training[0][drawn], self._training[1][drawn]
 
 
 class Transformer(Problem):
-    """The example's character transformer with 114,528 parameters, on the source text of Python's standard library. 16 windows
-    of 32 characters a batch."""
+    """The example's character transformer with 114,528 parameters, on the source text of Python's standard library. A sample is
+    a window of 32 characters."""
 
-    batch_size = 16
+    has_accuracy = False
 
-    def __init__(self, data: Path | None = None) -> None:
-        self._task = Characters(data)
-        self._inputs, self._targets = self._task.training_data().tensors
-        self._size = len(self._inputs)
-        inputs, targets = self._task.test_data().tensors
-        self._held_out = inputs, targets
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return self._task.loss(model, batch)
+    def __init__(self) -> None:
+        task = Characters(None)
+        super().__init__(cast(Batch, task.training_data().tensors), cast(Batch, task.test_data().tensors))
 
     def _make(self) -> nn.Module:
         return CharacterTransformer(width=64)
 
-    def _samples(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
-        return self._inputs[drawn], self._targets[drawn]
-
 
 class Convnet(Problem):
-    """The convolutional network of the GEM paper (163,790 parameters) on MNIST. 16 images a batch."""
-
-    batch_size = 16
+    """The convolutional network of the GEM paper (163,790 parameters) on MNIST."""
 
     def __init__(self, data: Path | None) -> None:
-        self._task = cast(Any, load_task("mnist", data))
-        self._images = self._task.training_data()
-        self._size = len(self._images)
-        self._held_out = _together(self._task.test_data(), torch.arange(_SCORED))
+        self._task: Any = load_task("mnist", data)
+        super().__init__(
+            (cast(Tensor, self._task.training_data()), torch.empty(0)), _together(self._task.test_data(), torch.arange(_SCORED))
+        )
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         loss: Tensor = self._task.loss(model, batch)
         return loss
-
-    def accuracy(self, model: nn.Module) -> float | None:
-        training = model.training
-        model.eval()
-        with torch.no_grad():
-            right = model(self._held_out[0]).argmax(1) == self._held_out[1]
-        model.train(training)
-        return float(right.float().mean())
 
     def _make(self) -> nn.Module:
         made: nn.Module = self._task.model()
         return made
 
-    def _samples(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
-        return _together(self._images, drawn)
+    def _samples(self, drawn: Tensor) -> Batch:
+        return _together(self._training[0], drawn)
 
 
-def _together(data: Any, drawn: Tensor) -> tuple[Tensor, Tensor]:
+def _together(data: Any, drawn: Tensor) -> Batch:
     images, labels = zip(*data.__getitems__(drawn.tolist()), strict=True)
     return torch.stack(images), torch.stack(labels)
 
 
-@dataclass(frozen=True)
-class Goal:
-    """What a model is trained with, and the held-out losses that time is measured to.
-
-    Attributes:
-        make: Makes the problem; its argument is the folder of MNIST's files.
-        optimizer: "adamw" or "sgd": what a user would take for the model.
-        losses: The two losses, the higher one first.
-    """
-
-    make: Callable[[Path | None], Problem]
-    optimizer: str
-    losses: tuple[float, float]
-
-
-GOALS: Mapping[str, Goal] = {
-    "transformer": Goal(lambda data: Transformer(), "adamw", (2.5, 2.3)),
-    "convnet": Goal(Convnet, "sgd", (0.3, 0.15)),
-}
+MODELS: Mapping[str, Callable[[Path | None], Problem]] = {"transformer": lambda data: Transformer(), "convnet": Convnet}

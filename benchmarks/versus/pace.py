@@ -4,22 +4,21 @@ publishes θ."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.finals.apart import cosine
 from benchmarks.versus.setup import Setup
 
 SNAPSHOT_UNITS = 2.0  # between two published snapshots
-_GATE, _SNAPSHOT = "go", "theta.npz"
+_GATE = "go"
 _POLL_SECONDS = 0.01
-_EXCHANGES = 100  # in a measurement of their overhead
 
 
 class Gate:
@@ -36,11 +35,6 @@ class Gate:
         start = float((self._folder / _GATE).read_text())
         time.sleep(max(0.0, start - time.monotonic()))
         return start
-
-    @property
-    def closed(self) -> bool:
-        """Whether the start is yet to come."""
-        return not (self._folder / _GATE).exists()
 
     def ready(self) -> int:
         """How many workers are ready."""
@@ -105,7 +99,8 @@ class Publisher:
     """Writes a snapshot into the run's folder whenever one is due."""
 
     def __init__(self, setup: Setup) -> None:
-        self._path, self._every, self._due = setup.path, SNAPSHOT_UNITS * setup.unit, time.monotonic()
+        self._path, self._every, self._due = setup.folder, SNAPSHOT_UNITS * setup.unit, time.monotonic()
+        self._published = 0
 
     @property
     def due(self) -> bool:
@@ -119,38 +114,25 @@ class Publisher:
     def publish(self, theta: NDArray[np.float32], samples: int, exchanges: int) -> None:
         now = time.monotonic()
         self._due = max(self._due + self._every, now)
-        unfinished = self._path / f"{_SNAPSHOT}.part"
+        self._published += 1
+        unfinished = self._path / "theta.part"
         with unfinished.open("wb") as file:
             np.savez(file, theta=theta, time=np.float64(now), counts=np.array([samples, exchanges]))
-        unfinished.rename(self._path / _SNAPSHOT)
+        unfinished.rename(self._path / f"theta-{self._published:06}.npz")
 
 
-def last_snapshot(folder: Path) -> Snapshot | None:
-    """The newest snapshot; None if there is none yet."""
-    try:
-        with np.load(folder / _SNAPSHOT) as file:
+def snapshots(folder: Path) -> Iterator[Snapshot]:
+    """All snapshots, in their order."""
+    for path in sorted(folder.glob("theta-*.npz")):
+        with np.load(path) as file:
             samples, exchanges = (int(count) for count in file["counts"])
-            return Snapshot(float(file["time"]), samples, exchanges, file["theta"])
-    except FileNotFoundError:
-        return None
+            yield Snapshot(float(file["time"]), samples, exchanges, file["theta"])
 
 
-def time_exchanges(setup: Setup, worker: int, exchange: Callable[[], None]) -> NoReturn:
-    """Exchanges as fast as possible, and leaves the milliseconds of each in the run's folder."""
-    began = Gate(setup.path).enter(worker)
-    for _ in range(_EXCHANGES):
-        exchange()
-    milliseconds = 1000 * (time.monotonic() - began) / _EXCHANGES
-    unfinished = setup.path / f"exchange.part-{worker}"
-    unfinished.write_text(repr(milliseconds))
-    unfinished.rename(setup.path / f"exchanged-{worker}")
-    while True:  # others may still need this process
-        time.sleep(1)
-
-
-def exchange_times(folder: Path) -> list[float]:
-    """The milliseconds of an exchange of each worker that is done."""
-    return [float(file.read_text()) for file in folder.glob("exchanged-*")]
+def set_rate(optimizer: torch.optim.Optimizer, setup: Setup, steps: int) -> None:
+    """Sets the learning rate of the next step. `steps` were made before it."""
+    for group in optimizer.param_groups:
+        group["lr"] = setup.rate * cosine(steps, setup.schedule)
 
 
 def flat(model: nn.Module) -> NDArray[np.float32]:

@@ -13,13 +13,26 @@ _NEARLY = 0.05  # the spread of workers that are called equal
 LINK_RATE, LINK_DELAY = 100e6, 0.02  # of the slow link: bits per second, and seconds one way
 
 
+def _equal(random: np.random.Generator, size: int) -> np.ndarray:
+    return np.clip(random.normal(1.0, _NEARLY, size), 0.5, 1.5)
+
+
+def _noisy(random: np.random.Generator, size: int) -> np.ndarray:
+    """Log-normal times, spread 0.5."""
+    sigma = math.sqrt(math.log(1 + 0.5**2))
+    return random.lognormal(-(sigma**2) / 2, sigma, size)
+
+
+def _pausing(random: np.random.Generator, size: int) -> np.ndarray:
+    """One gradient in 50 takes 30 units."""
+    return _equal(random, size) * np.where(random.random(size) < 1 / 50, 30.0, 1.0)
+
+
 @dataclass(frozen=True)
 class Profile:
     """A kind of cluster. Times are in units: the mean time that one gradient takes an equal worker.
 
     Attributes:
-        name: Its name on the command line.
-        meaning: A few words for the page.
         factor: How many times as long a worker's gradients take: a function of its number and the number of workers.
         draw: Draws times with a mean of 1.
         killed_every: In units, how often a worker is killed; 0 for never. The workers take turns.
@@ -29,10 +42,8 @@ class Profile:
             again, or the link, in seconds, is then a smaller part of it.
     """
 
-    name: str
-    meaning: str
-    factor: Callable[[int, int], float]
-    draw: Callable[[np.random.Generator, int], np.ndarray]
+    factor: Callable[[int, int], float] = lambda worker, workers: 1.0
+    draw: Callable[[np.random.Generator, int], np.ndarray] = _equal
     killed_every: float = 0.0
     away: float = 0.0
     far: int = 0
@@ -54,64 +65,15 @@ class Profile:
         return lambda number: ((number + 1) * self.killed_every, 1 + number * 3 % (workers - 1))
 
 
-def _equal(random: np.random.Generator, size: int) -> np.ndarray:
-    return np.clip(random.normal(1.0, _NEARLY, size), 0.5, 1.5)
-
-
-def _noisy(random: np.random.Generator, size: int) -> np.ndarray:
-    sigma = math.sqrt(math.log(1 + 0.5**2))
-    return random.lognormal(-(sigma**2) / 2, sigma, size)
-
-
-def _exponential(random: np.random.Generator, size: int) -> np.ndarray:
-    return random.exponential(1.0, size)
-
-
-def _pausing(random: np.random.Generator, size: int) -> np.ndarray:
-    return _equal(random, size) * np.where(random.random(size) < 1 / 50, 30.0, 1.0)
-
-
-def _same(worker: int, workers: int) -> float:
-    return 1.0
-
-
-def _last_slow(worker: int, workers: int) -> float:
-    return 5.0 if worker == workers - 1 else 1.0
-
-
-def _quarter_fast(worker: int, workers: int) -> float:
-    return 1.0 if worker < max(1, workers // 4) else 10.0
-
-
-def _first_fast(worker: int, workers: int) -> float:
-    return 1.0 if worker == 0 else 5.0
-
-
-def _half_slow(worker: int, workers: int) -> float:
-    return 3.0 if worker >= workers - workers // 2 else 1.0
-
-
-PROFILES: Mapping[str, Profile] = {
-    each.name: each
-    for each in (
-        Profile("equal", "all alike, spread 0.05", _same, _equal),
-        Profile("noisy", "log-normal times, spread 0.5", _same, _noisy),
-        Profile("straggler", "one worker 5 times slower", _last_slow, _equal),
-        Profile("mixed", "half of the workers 3 times slower", _half_slow, _equal),
-        Profile("exponential", "exponential times", _same, _exponential),
-        Profile("spot", "a worker is killed every 20 units and back after 10", _same, _equal, killed_every=20, away=10, unit=4),
-        Profile("far", "two workers share a link of 100 Mbit/s with a round trip of 40 ms", _same, _equal, far=2, unit=4),
-    )
+KINDS: Mapping[str, Profile] = {
+    "equal": Profile(),
+    "noisy": Profile(draw=_noisy),
+    "straggler": Profile(lambda worker, workers: 5.0 if worker == workers - 1 else 1.0),
+    "mixed": Profile(lambda worker, workers: 3.0 if worker >= workers - workers // 2 else 1.0),
+    "exponential": Profile(draw=lambda random, size: random.exponential(1.0, size)),
+    "spot": Profile(killed_every=20, away=10, unit=4),
+    "far": Profile(far=2, unit=4),
+    "quarter": Profile(lambda worker, workers: 1.0 if worker < max(1, workers // 4) else 10.0),
+    "first": Profile(lambda worker, workers: 1.0 if worker == 0 else 5.0),
+    "pausing": Profile(draw=_pausing),
 }
-
-# Simulated alone.
-SIMULATED: Mapping[str, Profile] = {
-    each.name: each
-    for each in (
-        Profile("quarter", "a quarter of the workers 10 times faster than the others", _quarter_fast, _equal),
-        Profile("first", "one worker 5 times faster than the others", _first_fast, _equal),
-        Profile("pausing", "one gradient in 50 takes 30 units", _same, _pausing),
-    )
-}
-
-KINDS: Mapping[str, Profile] = {**PROFILES, **SIMULATED}

@@ -1,6 +1,5 @@
-"""One run, in a process of its own: `python -m benchmarks.versus.race FOLDER`. It starts the contender's processes, gives the
-start signal, kills workers as the profile says, and ends when the lower loss is reached or the limit is; with a schedule, at
-the limit.
+"""One run, in a process of its own. It starts the contender's processes, gives the start signal, kills workers as the profile
+says, and ends at the limit.
 
 The clock starts when all processes are ready. Its process has one thread, because it forks the others.
 """
@@ -8,35 +7,42 @@ The clock starts when all processes are ready. Its process has one thread, becau
 from __future__ import annotations
 
 import itertools
-import json
-import sys
+import os
+import shutil
+import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import partial
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 import torch
-from gem_api.process.lifetime import interruptible
 from torch.nn.utils import vector_to_parameters
 
 from benchmarks.lib import wire
-from benchmarks.versus.contenders import start
+from benchmarks.lib.launch import RunFailed
+from benchmarks.lib.results import plain
+from benchmarks.versus.backups import Backups
+from benchmarks.versus.ddp import Ddp
 from benchmarks.versus.family import DIVERGED, Family
-from benchmarks.versus.outcome import Outcome, Point, finite, outcome
-from benchmarks.versus.pace import Gate, exchange_times, last_snapshot
-from benchmarks.versus.profiles import LINK_DELAY, LINK_RATE
-from benchmarks.versus.setup import OUTCOME, Setup
+from benchmarks.versus.ours import Ours
+from benchmarks.versus.pace import Gate, snapshots
+from benchmarks.versus.profiles import KINDS, LINK_DELAY, LINK_RATE
+from benchmarks.versus.setup import Setup
 
+UNIT_SECONDS = 0.25
+_MEMORY = Path("/dev/shm")  # nobody waits for a disk there
+_KEPT_OUTPUT = Path("runs/versus-failed")  # what the processes of a failed run have printed
 _READY_SECONDS = 240.0
 _POLL_SECONDS = 0.02
-_NOT_FINITE = 3  # scores in a row, after which a run has diverged
 
 Event = tuple[float, Callable[[], None]]
+# (units from the start, held-out loss, samples, exchanges); the loss is None if it was NaN or infinite.
+Point = tuple[float, float | None, int, int]
 
 
 class RaceError(Exception):
@@ -49,32 +55,22 @@ class Race:
     def __init__(self, setup: Setup, family: Family) -> None:
         self._setup, self._family, self._began = setup, family, time.monotonic()
         setup.problem()
-        self._scores, theirs = Pipe(duplex=False)
-        family.start("scorer", score, setup, theirs)
         if setup.kind.far:
-            self._lay_wire()
-        self._started = start(setup, family)
-        self._curve: list[Point] = []
-        self._start = 0.0
+            self._family.start("wire", wire.run, setup.folder, LINK_RATE, LINK_DELAY)
+            self._wait_until(lambda: wire.is_up(setup.folder))
+        chosen = Ours if setup.contender == "gem" else Backups if setup.first else Ddp
+        self._started = chosen(setup, family)
 
-    def _lay_wire(self) -> None:
-        self._family.start("wire", wire.run, self._setup.path, LINK_RATE, LINK_DELAY)
-        self._wait_until(lambda: wire.is_up(self._setup.path))
-
-    def run(self) -> Outcome | float:
-        """The outcome, or the mean milliseconds of an exchange. Raises RaceError if a process fails."""
-        self._curve.append((0.0, self._scores.recv(), 0, 0))
-        self._start = self._begin()
-        if self._setup.exchange_only:
-            return self._exchange_time()
-        diverged = self._watch()
-        if self._setup.schedule and not diverged:
-            self._finish()
-        return outcome(self._curve, self._setup.losses, diverged, time.monotonic() - self._began)
+    def run(self) -> dict[str, Any]:
+        """The curve, and whether a gradient was not finite. Raises RaceError if a process fails."""
+        start = self._begin()
+        diverged = self._watch(start)
+        self._family.end()
+        return {"curve": list(self._curve(start)), "diverged": diverged}
 
     def _begin(self) -> float:
         """Waits until all processes are ready, and gives the start signal."""
-        gate = Gate(self._setup.path)
+        gate = Gate(self._setup.folder)
         while gate.ready() < self._started.members:
             self._gradients_are_finite()
             if time.monotonic() > self._began + _READY_SECONDS:
@@ -82,47 +78,40 @@ class Race:
             time.sleep(_POLL_SECONDS)
         return gate.open()
 
-    def _exchange_time(self) -> float:
-        self._wait_until(lambda: len(exchange_times(self._setup.path)) >= self._setup.workers)
-        return fmean(exchange_times(self._setup.path))
-
     def _wait_until(self, holds: Callable[[], bool]) -> None:
         """Raises RaceError if a process fails meanwhile."""
         while not holds():
             self._gradients_are_finite()
             time.sleep(_POLL_SECONDS)
 
-    def _watch(self) -> bool:
-        """Waits for the end; returns whether the run has diverged."""
+    def _watch(self, start: float) -> bool:
+        """Waits for the end; returns whether a gradient was not finite."""
         events = deque[Event](self._events())
-        while (now := (time.monotonic() - self._start) / self._setup.unit) < self._setup.limit:
-            if self._scores.poll(_POLL_SECONDS):
-                self._take_score()
-            if not self._setup.schedule and (last := self._curve[-1][1]) is not None and last <= self._setup.losses[1]:
-                return False
-            if all(point[1] is None for point in self._curve[-_NOT_FINITE:]) or not self._gradients_are_finite():
+        while (now := (time.monotonic() - start) / self._setup.unit) < self._setup.limit:
+            if not self._gradients_are_finite():
                 return True
             while events and now >= events[0][0]:
                 events.popleft()[1]()
+            time.sleep(_POLL_SECONDS)
         return False
 
-    def _take_score(self) -> None:
-        moment, loss, samples, exchanges = self._scores.recv()
-        self._curve.append((round((moment - self._start) / self._setup.unit, 3), finite(loss), samples, exchanges))
-
-    def _finish(self) -> None:
-        """Waits for the score of the last snapshot, and leaves out what came after the limit."""
-        last = last_snapshot(self._setup.path)
-        while last is not None and self._curve[-1][0] < (last.time - self._start) / self._setup.unit - 0.01:
-            self._wait_until(partial(self._scores.poll, _POLL_SECONDS))
-            self._take_score()
-        self._curve = [point for point in self._curve if point[0] <= self._setup.limit]
+    def _curve(self, start: float) -> Iterator[Point]:
+        """The held-out loss of the first θ and of each snapshot until the limit."""
+        problem = self._setup.problem()
+        model = problem.model(self._setup.seed)
+        yield 0.0, plain(problem.score(model)), 0, 0
+        for found in snapshots(self._setup.folder):
+            units = round((found.time - start) / self._setup.unit, 3)
+            if units <= self._setup.limit:
+                vector_to_parameters(torch.from_numpy(found.theta), model.parameters())
+                yield units, plain(problem.score(model)), found.samples, found.exchanges
 
     def _events(self) -> Iterator[Event]:
         """When a worker is killed, and when it comes back."""
         kind = self._setup.kind
         if not kind.killed_every:
             return
+        assert isinstance(self._started, Ours), "others can't do without a worker"
         for number in itertools.count():
             moment, worker = kind.kills(self._setup.workers)(number)
             if moment >= self._setup.limit:
@@ -138,36 +127,39 @@ class Race:
         return failed is None
 
 
-def score(setup: Setup, scores: Connection) -> None:
-    """Scores each new snapshot on held-out data: the loss of the first θ, then (time, loss, samples, exchanges) of each."""
-    torch.set_num_threads(1)
-    problem = setup.problem()
-    model = problem.model(setup.seed)
-    scores.send(problem.score(model))
-    newest = 0.0
-    while True:
-        found = last_snapshot(setup.path)
-        if found is None or found.time <= newest:
-            time.sleep(_POLL_SECONDS)
-            continue
-        newest = found.time
-        vector_to_parameters(torch.from_numpy(found.theta), model.parameters())
-        scores.send((found.time, problem.score(model), found.samples, found.exchanges))
+def raced(profile: str, **settings: Any) -> dict[str, Any]:
+    """Makes one run, in a process of its own. Returns the curve, whose points are of the kind `Point`, and whether the run
+    `diverged`; `settings` are those of `Setup`. Raises RunFailed."""
+    with tempfile.TemporaryDirectory(prefix="versus-", dir=_MEMORY if _MEMORY.is_dir() else None) as name:
+        setup = Setup(profile=profile, unit=UNIT_SECONDS * KINDS[profile].unit, folder=Path(name), **settings)
+        ours, theirs = Pipe(duplex=False)
+        process = get_context("spawn").Process(target=_run, args=(setup, theirs))
+        process.start()
+        theirs.close()
+        try:
+            found: dict[str, Any] = ours.recv()
+        except EOFError:
+            found = {"failed": "its process has ended"}
+        finally:
+            process.terminate()
+            process.join()
+        if "failed" in found:
+            shutil.copytree(name, _KEPT_OUTPUT, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.npz"))
+            raise RunFailed(f"{found['failed']} (what its processes printed is in {_KEPT_OUTPUT})")
+        return found
 
 
-@interruptible()
-def main() -> None:
-    setup = Setup.load(Path(sys.argv[1]))
+def _run(setup: Setup, outcome: Connection) -> None:
+    """The body of the race's process. If it is ended, the others end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    for name in [name for name in os.environ if name.startswith("GEM_")]:
+        del os.environ[name]
     torch.set_num_threads(1)
-    family = Family(setup.path)
+    family = Family(setup.folder)
     try:
         found = Race(setup, family).run()
     except RaceError as error:
-        sys.exit(str(error))
+        found = {"failed": str(error)}
     finally:
         family.end()
-    (setup.path / OUTCOME).write_text(json.dumps(found if isinstance(found, float) else asdict(found)))
-
-
-if __name__ == "__main__":
-    main()
+    outcome.send(found)

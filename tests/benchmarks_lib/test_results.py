@@ -47,9 +47,7 @@ def test_what_another_process_has_saved_meanwhile_is_kept(tmp_path: Path) -> Non
 
 def test_the_head_is_that_of_the_first_results(tmp_path: Path) -> None:
     stored(tmp_path / "results.json", HEAD).add(ONE, 1.5)
-    later = stored(tmp_path / "results.json", {**HEAD, "conditions": {"cores": 64}})
-    later.add(TWO, 2.5)
-    assert later.head == stored(later.path, HEAD).head == HEAD
+    assert stored(tmp_path / "results.json", {**HEAD, "conditions": {"cores": 64}}).head == HEAD
 
 
 @pytest.mark.parametrize(

@@ -11,27 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from matplotlib.figure import Figure
 
 from benchmarks import tuning
-from benchmarks.finals import __main__ as whole_trainings
+from benchmarks.finals import __main__ as finals
 from benchmarks.finals import plan
-from benchmarks.finals import runs as finals
 from benchmarks.finals.page import Losses
+from benchmarks.finals.runs import stored
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
-from benchmarks.versus.__main__ import main as versus
 from benchmarks.versus.profiles import KINDS
-from benchmarks.versus.simulated import __main__ as simulated
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
 
 
-FINALS = finals.stored(RESULTS / "versus/finals.json")
+FINALS = stored(RESULTS / "versus/finals.json")
 
 
 def behind() -> dict[str, tuple[float, float]]:
@@ -99,40 +96,10 @@ def test_no_other_measured_number_is_in_the_readme() -> None:
     assert re.findall(r"\d[\d.,]*\s%|\d+\.\d+", text) == []
 
 
-def copied(folder: Path, name: str) -> Path:
-    """The stored results and what is written by hand, without the page and the pictures."""
-    target = folder / name
-    shutil.copytree(RESULTS / name, target, ignore=shutil.ignore_patterns("README.md", "*.png", "simulated.md", "finals.md"))
-    return target
-
-
-def drawn(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(module, "RESULTS", folder)
-    assert CliRunner().invoke(module.main, arguments, catch_exceptions=False).exit_code == 0
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("study", [finals, many_workers, unequal_data, tuning], ids=lambda study: study.RESULTS.name)
+def test_a_page_of_results_is_drawn_from_what_is_stored(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in study.RESULTS.glob("*.json"):
+        shutil.copy(file, tmp_path)
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **settings: Path(path).touch())
-
-
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize(
-    ("name", "page"),
-    [("versus", "README.md"), ("versus", "simulated.md"), ("versus", "finals.md"), ("many-workers", "README.md"),
-     ("unequal-data", "README.md"), ("tuning", "README.md")],
-)  # fmt: skip
-def test_a_page_of_results_is_drawn_from_what_is_stored(
-    name: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = copied(tmp_path, name)
-    if page == "simulated.md":
-        drawn(simulated, folder, monkeypatch, "--draw-only")
-    elif page == "finals.md":
-        monkeypatch.setattr(whole_trainings, "RESULTS", folder)
-        whole_trainings._write(finals.stored(folder / "finals.json"))
-    elif name != "versus":
-        drawn({"many-workers": many_workers, "unequal-data": unequal_data, "tuning": tuning}[name], folder, monkeypatch)
-    else:
-        assert CliRunner().invoke(versus, ["--draw-only", "--out", str(folder)], catch_exceptions=False).exit_code == 0
-    assert (folder / page).read_text(encoding="utf-8") == (RESULTS / name / page).read_text(encoding="utf-8")
+    page = study.draw(tmp_path)
+    assert page.read_text(encoding="utf-8") == (study.RESULTS / page.name).read_text(encoding="utf-8")

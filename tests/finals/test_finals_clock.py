@@ -69,3 +69,22 @@ def test_a_killed_worker_holds_nobody_up() -> None:
     away = [event for event in happened if 22 < event.time < 30]
     assert len({event.worker for event in away}) == 7
     assert len([event for event in away if event.size]) > 7 * 6
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_times_depend_on_seed_worker_and_step_alone(name: str) -> None:
+    first, again = (KINDS[name].times(1, 2, 8) for _ in range(2))
+    assert [first(step) for step in range(600)] == [again(step) for step in reversed(range(600))][::-1]
+    assert first(0) != KINDS[name].times(2, 2, 8)(0) != KINDS[name].times(2, 3, 8)(0)
+
+
+def test_the_mean_time_of_an_equal_worker_is_one_unit() -> None:
+    for name in ("equal", "noisy", "exponential"):
+        time = KINDS[name].times(0, 0, 8)
+        assert sum(map(time, range(20_000))) / 20_000 == pytest.approx(1, abs=0.03)
+
+
+def test_the_first_worker_is_never_killed() -> None:
+    kills = [KINDS["spot"].kills(8)(number) for number in range(50)]
+    assert {worker for _, worker in kills} == set(range(1, 8))
+    assert [moment for moment, _ in kills[:3]] == [20, 40, 60]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from gem_api.layout import Vector
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout, Vector
+from gem_server.rules import RuleInput, Shared, rule_of
 
 from benchmarks.finals import together
 from benchmarks.finals.apart import Rule, cosine
 from benchmarks.finals.clock import SIZES, Clock, Policy
-from benchmarks.finals.held_out import LENGTH, NOBODY, Tagger, Trees
+from benchmarks.finals.held_out import LENGTH, Tagger, Trees
 from benchmarks.finals.runs import Run, limit_of
-from benchmarks.versus.profiles import KINDS, PROFILES
-from benchmarks.versus.simulated.methods import LookAhead
+from benchmarks.versus.models import NOBODY
+from benchmarks.versus.profiles import KINDS
 
 P = 40
 
@@ -27,25 +31,27 @@ def never(time: float, theta: Vector) -> bool:
 
 
 @pytest.mark.parametrize("profile", ["equal", "mixed", "exponential"])
-def test_without_shares_and_waits_it_is_the_rule_of_today(profile: str) -> None:
-    """The other study has it too, in NumPy. What rounding changes is amplified where π is at its bound."""
-    events = Clock(PROFILES[profile], 8, 0, Policy(), 12).events()
+def test_without_shares_and_waits_it_is_the_servers_rule(profile: str) -> None:
+    """What rounding changes is amplified where π is at its bound."""
+    events = Clock(KINDS[profile], 8, 0, Policy(), 12).events()
     start = np.linspace(-1, 1, P).astype(np.float32)
-    theta = Rule(0.003, schedule="constant").train(start, events, 8, gradient, never)
-    other = LookAhead(0.003)
-    other.start(start)
-    points: dict[int, Vector] = {}
-    versions: dict[int, int] = {}
-    version = 0
+    found = Rule(0.003, schedule="constant").train(start, events, 8, gradient, never)
+    given: dict[str, Any] = {"rule": "gem", "optimizer": "adamw", "learning_rate": 0.003, "rule_options": "growth=0"}
+    rule, theta = rule_of(Hyperparameters(**given).with_defaults(given)), start.copy()
+    shared = Shared({name: np.zeros(P, np.float32) for name in rule.shared}, dict(rule.numbers))
+    buffers = [{name: np.zeros(P, np.float32) for name in rule.buffers} for _ in range(8)]
+    for each in buffers:
+        rule.first_pull(theta, each)
+    version, bases = 0, [0] * 8
     for event in events:
+        mine = buffers[event.worker]
         if event.size:
-            g = gradient(points[event.worker], event.worker, event.step, event.size)
-            points[event.worker] = other.commit(event.worker, g, points[event.worker], version - versions[event.worker], 8)
+            g = gradient(mine[rule.reply_buffer], event.worker, event.step, event.size)
+            staleness = version - bases[event.worker]
+            rule.apply(Layout.of({"theta": (P,)}), theta, g, mine, RuleInput(staleness, version, workers=8, shared=shared))
             version += 1
-        else:
-            points.setdefault(event.worker, start)
-        versions[event.worker] = version
-    np.testing.assert_allclose(theta, other.theta, atol=1e-4)
+        bases[event.worker] = version
+    np.testing.assert_allclose(found, theta, atol=1e-4)
 
 
 def test_the_schedule_rises_and_falls_to_zero() -> None:
@@ -57,7 +63,7 @@ def test_the_schedule_rises_and_falls_to_zero() -> None:
 
 
 def test_a_round_takes_as_long_as_those_that_are_waited_for() -> None:
-    mixed, exponential = PROFILES["mixed"], PROFILES["exponential"]
+    mixed, exponential = KINDS["mixed"], KINDS["exponential"]
     all_, fast = (len(together.rounds(together.Team(kind), mixed, 8, 0, 300)) for kind in ("all", "fast"))
     assert all_ == pytest.approx(300 / 3.2, rel=0.05)
     assert fast == pytest.approx(300 / 1.06, rel=0.03)

@@ -69,7 +69,3 @@ def test_a_recorded_order_is_that_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "commits.csv"
     file.write_text("version,worker,samples\n1,b,64\n2,a,64\n3,b,32\n")
     assert list(recorded(file)) == [Turn(0, 64), Turn(1, 64), Turn(0, 32)]
-
-
-def test_a_seed_gives_one_order() -> None:
-    assert turns(20, 5, 0.5, 0.5, seed=3) == turns(20, 5, 0.5, 0.5, seed=3) != turns(20, 5, 0.5, 0.5, seed=4)

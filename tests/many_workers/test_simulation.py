@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import load_task
 
-from benchmarks.lib.launch import launch
+from benchmarks.lib.launch import gem_train
 from benchmarks.many_workers.order import recorded, simulated
 from benchmarks.many_workers.runs import Run, experiment, measure, number_cases, order_cases, stored
 from benchmarks.many_workers.simulation import train
@@ -37,8 +36,8 @@ def test_a_leap_is_the_largest_rise_above_what_the_loss_had_been_down_to() -> No
 
 def test_a_run_that_diverged_comes_back_as_it_was_stored(tmp_path: Path) -> None:
     rows = [{"version": 100.0, "loss": 2.0, "accuracy": 0.1}, {"version": 130.0, "loss": float("nan")}]
-    stored(tmp_path / "runs.json").add(experiment(), Run(experiment(), rows))
-    assert stored(tmp_path / "runs.json")[experiment()].leap == float("inf")
+    stored(tmp_path).add(experiment(), Run(experiment(), rows))
+    assert stored(tmp_path)[experiment()].leap == float("inf")
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +70,7 @@ def test_a_run_that_diverges_ends_with_a_loss_that_is_none() -> None:
 
 def test_the_simulation_trains_as_the_service_did_in_the_same_order(tmp_path: Path) -> None:
     workers, steps = 30, 24
-    command = [
-        sys.executable, "-m", "gem_worker.launcher.cli", f"--workers={workers}", "--processes=2", "--shards=replicate",
-        f"--steps={steps}", "--epochs=0", "--durability=memory", f"--runs={tmp_path}",
-    ]  # fmt: skip
-    folder = launch(command, tmp_path / "output.txt")
+    folder = gem_train(replace(Hyperparameters(), shards="replicate", steps=steps, epochs=0), "digits", None, workers, tmp_path)
     real = folder.history()["loss"].reshape(6, -1).mean(axis=1)
     rows = train(TASK, Hyperparameters(), recorded(folder.commits), workers, workers * steps // 6)
     simulated_losses = np.array([row["loss"] for row in rows])

@@ -13,7 +13,7 @@ from gem_worker.launcher.run_folder import RunFolder
 from paper.paper_helpers import made_up
 
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.results import load, read_run, thin
+from benchmarks.paper.results import read_run, stored, thin
 from benchmarks.paper.runner import read_metrics
 
 
@@ -31,49 +31,35 @@ def test_a_result_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     experiment = Experiment("digits", workers=4, rule_options="a=1")
     saved = made_up(experiment)
     saved.curves["loss"][3] = math.nan
-    saved.save(tmp_path / "kept.json")
-    loaded = load(tmp_path / "kept.json", experiment)
-    assert loaded is not None
+    stored(tmp_path).add(experiment, saved)
+    loaded = stored(tmp_path)[experiment]
     for name, column in saved.curves.items():
         np.testing.assert_allclose(loaded.curves[name], column, rtol=1e-5)
     assert replace(loaded, curves={}, evaluations={}, tensors={}) == replace(saved, curves={}, evaluations={}, tensors={})
 
 
-# -- what a run leaves
-
-
 def test_a_runs_folder_becomes_a_result(tmp_path: Path) -> None:
+    """Samples of a commit that the rule discarded were not trained on."""
     folder = RunFolder(tmp_path)
     columns = "version,unix_seconds,worker,discarded,staleness,loss,samples,pi_median"
-    folder.commits.write_text(f"{columns}\n1,100.5,a,0,0,2.5,64,1.0\n2,101.0,b,0,1,,64,\n3,102.5,a,0,1,1.5,32,0.5\n")
-    write_summary(folder)
+    rows = "1,100.5,a,0,0,2.5,64,1.0\n2,101.0,b,0,1,,64,\n2,102.0,b,1,9,2.4,64,\n3,102.5,a,0,1,1.5,32,0.5\n"
+    folder.commits.write_text(f"{columns}\n{rows}")
+    summary = {
+        "outcome": "complete",
+        "test_accuracy": 0.5,
+        "test_loss": None,
+        "seconds": 4.0,
+        "hyperparameters": {},
+        "versions": {},
+    }
+    folder.summary.write_text(json.dumps(summary))
     folder.evaluations.write_text('[{"version": 3, "loss": 1.0, "accuracy": 0.5}]')
     result = read_run(Experiment("digits", workers=2), folder, {})
     assert result.curves["samples"].tolist() == [64, 128, 160]
-    assert result.curves["seconds"].tolist() == [0, 0.5, 2]
+    assert result.curves["seconds"].tolist() == [0, 1.0, 2]
     assert result.steps.tolist() == [0.5, 1, 1.5]
-    assert np.isnan(result.curves["loss"]).tolist() == [False, True, False]
     assert (result.outcome, result.test_accuracy, result.test_loss) == ("complete", 0.5, None)
     assert result.evaluations["accuracy"].tolist() == [0.5]
-
-
-def test_samples_of_a_commit_that_the_rule_discarded_were_not_trained_on(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    columns = "version,unix_seconds,worker,discarded,staleness,loss,samples,pi_median"
-    folder.commits.write_text(f"{columns}\n1,1,a,0,0,2.5,64,\n1,2,b,1,9,2.4,64,\n2,3,a,0,1,1.5,32,\n")
-    write_summary(folder)
-    assert read_run(Experiment("digits", workers=2), folder, {}).curves["samples"].tolist() == [64, 96]
-
-
-def write_summary(folder: RunFolder) -> None:
-    folder.summary.write_text(
-        json.dumps(
-            {
-                "outcome": "complete", "test_accuracy": 0.5, "test_loss": None, "seconds": 4.0,
-                "hyperparameters": {"rule": "gem"}, "versions": {"gem-ps": "1"},
-            }
-        )
-    )  # fmt: skip
 
 
 METRICS = """# HELP gem_central_version Commits applied.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,18 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lib import machine
+from benchmarks.lib.load import PROCESSES, LoadFailed, RoundTrip
 
 HOST = "127.0.0.1"
+WARM_UP = 3  # round trips of each worker before anything is counted
 START_SECONDS = 120.0  # maximum time for one process to start
 PATTERN = 1 << 20  # a gradient repeats itself after this many elements, because random numbers are slow to generate
-# Processes are forked from one that has already imported the large packages and runs no threads; see `cli.py`.
-PROCESSES = get_context("forkserver")
-
-RoundTrip = Callable[[], Any]
-
-
-class ContenderFailedError(Exception):
-    """A contender could not be measured; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +112,35 @@ class OwnProcess(Contender):
         self.serve(place, ready)
 
 
+@contextmanager
+def checked_worker(contender: Contender, place: Place, index: int) -> Iterator[RoundTrip]:
+    """A contender's worker, after some round trips that nobody counts. Raises LoadFailed if they don't return a θ."""
+    place.redirect()
+    with contender.worker(place, index) as round_trip:
+        for _ in range(WARM_UP):
+            _require_theta(round_trip(), place)
+        yield round_trip
+
+
+def _require_theta(theta: Any, place: Place) -> None:
+    """Raises LoadFailed unless θ has the shape and values that every contender must return. A list (the frames of a bare echo)
+    is accepted as it is."""
+    if isinstance(theta, list):
+        return
+    array = np.asarray(theta)
+    few = array[:: 1 + array.size // 1000]
+    if array.shape != (place.parameters,) or array.dtype != np.float32 or not np.isfinite(few).all():
+        raise LoadFailed(f"it did not return a θ of {place.parameters} finite float32 values")
+
+
 def await_start(ready: Event, process: Any) -> None:
-    """Waits until a server's process is ready. Raises ContenderFailedError if it ends before that, or takes too long."""
+    """Waits until a server's process is ready. Raises LoadFailed if it ends before that, or takes too long."""
     for _ in range(int(START_SECONDS)):
         if ready.wait(1):
             return
         if not process.is_alive():
-            raise ContenderFailedError(f"its server ended with status {process.exitcode} before it was ready")
-    raise ContenderFailedError(f"its server was not ready within {START_SECONDS:g} s")
+            raise LoadFailed(f"its server ended with status {process.exitcode} before it was ready")
+    raise LoadFailed(f"its server was not ready within {START_SECONDS:g} s")
 
 
 def one_thread() -> None:

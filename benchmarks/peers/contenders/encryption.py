@@ -8,7 +8,8 @@ import ssl
 import subprocess
 from pathlib import Path
 
-from benchmarks.peers.contenders.base import HOST, ContenderFailedError, Place
+from benchmarks.lib.load import LoadFailed
+from benchmarks.peers.contenders.base import HOST, Place
 
 
 def certificate(place: Place) -> Path:
@@ -17,14 +18,14 @@ def certificate(place: Place) -> Path:
 
 
 def make_certificate(place: Place) -> Path:
-    """Makes the certificate, for the loopback interface. Raises ContenderFailedError."""
+    """Makes the certificate, for the loopback interface. Raises LoadFailed."""
     pem = certificate(place)
     command = shlex.split("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=benchmark")
     command += ["-addext", f"subjectAltName=IP:{HOST}", "-keyout", str(pem), "-out", "-"]
     try:
         made = subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ContenderFailedError(f"the openssl command made no certificate: {error}") from None
+        raise LoadFailed(f"the openssl command made no certificate: {error}") from None
     with pem.open("ab") as file:
         file.write(made.stdout)
     return pem

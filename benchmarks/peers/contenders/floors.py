@@ -20,7 +20,8 @@ from gem_api.process.allocator import tune_allocator
 from gem_server.rules import base
 from gem_server.rules.gem import Gem
 
-from benchmarks.peers.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, RoundTrip, gradient
+from benchmarks.lib.load import RoundTrip
+from benchmarks.peers.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, gradient
 from benchmarks.peers.contenders.encryption import encrypted, make_certificate
 
 _PATH = "/benchmark.Echo/Echo"

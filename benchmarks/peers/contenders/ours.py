@@ -11,8 +11,9 @@ import numpy as np
 from gem_client import connect
 from gem_worker.launcher.cluster import free_port
 
+from benchmarks.lib.load import LoadFailed, RoundTrip
 from benchmarks.lib.processes import server
-from benchmarks.peers.contenders.base import HOST, Contender, ContenderFailedError, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.base import HOST, Contender, Place, gradient
 from benchmarks.peers.contenders.encryption import certificate, make_certificate
 
 
@@ -43,7 +44,7 @@ class Ours(Contender):
         with connect(place.address, name=f"worker-{index}", shared_memory=shared, **options) as session:
             session.join({"theta": np.zeros(place.parameters, np.float32)})
             if session.transport != {"shm": "memory"}.get(self.transport, self.transport):
-                raise ContenderFailedError(f"the session fell back to another transport: {session.transport}")
+                raise LoadFailed(f"the session fell back to another transport: {session.transport}")
             mine = session.gradient
             np.copyto(mine, gradient(place, index))
             yield lambda: session.commit(mine).theta

@@ -15,7 +15,8 @@ from datetime import timedelta
 from multiprocessing.synchronize import Event
 from typing import Any
 
-from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient, one_thread
+from benchmarks.lib.load import RoundTrip
+from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, gradient, one_thread
 from benchmarks.peers.contenders.equations import ETA, rescaled
 
 _PULL, _COMMIT = 0, 1  # the requests: the value of a worker's one-element message

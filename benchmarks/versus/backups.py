@@ -18,9 +18,8 @@ from gem_api.layout import Vector
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from benchmarks.versus.contenders.methods import optimizer_of, set_rate
 from benchmarks.versus.family import Family
-from benchmarks.versus.pace import Gate, Pace, Publisher, flat
+from benchmarks.versus.pace import Gate, Pace, Publisher, flat, set_rate
 from benchmarks.versus.setup import Setup
 
 
@@ -36,9 +35,6 @@ class Backups:
         for worker, (_, theirs) in enumerate(pipes):
             family.start(f"worker-{worker}", _work, setup, worker, theta, gradients[worker], theirs)
 
-    def revive(self, worker: int) -> None:
-        raise NotImplementedError("no worker is killed in a run with backup workers")
-
 
 def _shared(size: int) -> Vector:
     return np.ctypeslib.as_array(RawArray(ctypes.c_float, size))
@@ -48,8 +44,8 @@ def _make_steps(setup: Setup, theta: Vector, gradients: Sequence[Vector], pipes:
     torch.set_num_threads(1)
     problem = setup.problem()
     model = problem.model(setup.seed)
-    optimizer = optimizer_of(setup.optimizer, model, setup.rate)
-    Gate(setup.path).enter(setup.workers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=setup.rate)
+    Gate(setup.folder).enter(setup.workers)
     publisher = Publisher(setup)
     for done in count():
         theta[:] = flat(model)
@@ -86,7 +82,7 @@ def _work(setup: Setup, worker: int, theta: Vector, gradient: Vector, pipe: Conn
     problem = setup.problem()
     model = problem.model(setup.seed)
     problem.loss(model, problem.batch(setup.seed, worker, 0)).backward()  # a first gradient, which is discarded
-    pace = Pace(setup, worker, Gate(setup.path).enter(worker))
+    pace = Pace(setup, worker, Gate(setup.folder).enter(worker))
     while True:
         pace.step = pipe.recv()
         while pipe.poll():

@@ -14,18 +14,11 @@ from gem_api.process.options import as_environment
 from gem_client.torch import Optimizer
 from gem_worker.launcher.cluster import WORKER_NICENESS, free_port
 
-from benchmarks.versus.contenders import Contender
 from benchmarks.versus.family import DIVERGED, Family
-from benchmarks.versus.pace import Gate, Pace, Publisher, time_exchanges
+from benchmarks.versus.pace import Gate, Pace, Publisher
 from benchmarks.versus.setup import Setup
 
 _POLL_SECONDS = 0.02
-
-
-# Flags of the server, by the model's optimizer, and settings: as before workers were kept in step, when the races were run.
-FLAGS = {"adamw": ("--rule=gem:growth=0", "--optimizer=adamw"), "sgd": ("--rule=gem",)}
-_SETTINGS = {"smallest_share": 1, "reply_wait": 0}
-_RATES = {"adamw": (0.001, 0.002, 0.003, 0.006), "sgd": (0.025, 0.05, 0.1, 0.2)}
 
 
 class Ours:
@@ -48,12 +41,10 @@ class Ours:
 
 def _serve(address: str, setup: Setup) -> None:
     command = [sys.executable, "-m", "gem_server", f"--listen={address}", "--metrics-listen=", "--until-stopped"]
-    command += [*FLAGS[setup.optimizer], f"--learning-rate={setup.rate}", f"--batch-size={setup.problem().batch_size}"]
+    command += ["--optimizer=adamw", f"--learning-rate={setup.rate}", f"--batch-size={setup.problem().batch_size}"]
     command += ["--shards=replicate", f"--seed={setup.seed}"]
-    command += [f"--rule={setup.settings['rule']}"] if "rule" in setup.settings else []  # the last one holds
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-    settings = {**_SETTINGS, "lane_listen": f"{setup.host}:0", **setup.settings}
-    os.execvpe(command[0], command, environment | as_environment(settings))
+    settings = {"lane_listen": f"{setup.host}:0", **setup.settings}
+    os.execvpe(command[0], command, os.environ | as_environment(settings))
 
 
 def _work(address: str, setup: Setup, worker: int, samples: MutableSequence[int]) -> None:
@@ -66,9 +57,7 @@ def _work(address: str, setup: Setup, worker: int, samples: MutableSequence[int]
     with gem_client.connect(address) as session:
         optimizer = Optimizer(model.named_parameters(), session)
         problem.loss(model, problem.batch(setup.seed, worker, 0)).backward()  # a first gradient, which is discarded
-        if setup.exchange_only:
-            time_exchanges(setup, worker, optimizer.step)
-        pace = Pace(setup, worker, Gate(setup.path).enter(worker))
+        pace = Pace(setup, worker, Gate(setup.folder).enter(worker))
         while True:
             optimizer.zero_grad()
             size = max(2, round(session.batch_share * problem.batch_size))  # as the SDK does
@@ -93,7 +82,7 @@ def _read(address: str, setup: Setup, samples: Sequence[int]) -> None:
     with gem_client.connect(address) as session:
         while not _initialized(session):
             time.sleep(_POLL_SECONDS)
-        Gate(setup.path).enter(setup.workers)
+        Gate(setup.folder).enter(setup.workers)
         publisher = Publisher(setup)
         while True:
             theta = session.pull()
@@ -108,6 +97,3 @@ def _initialized(session: gem_client.Session) -> bool:
     except gem_client.NotInitialized:
         return False
     return True
-
-
-CONTENDERS = {"gem": Contender("this server", Ours, _RATES)}

@@ -1,0 +1,89 @@
+"""PyTorch DDP on gloo, whose processes torchrun's agent starts. Workers are forked, so that the start costs no imports."""
+
+import os
+import signal
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from gem_worker.launcher.cluster import free_port
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.lib import wire
+from benchmarks.versus.family import Family, end_with_parent
+from benchmarks.versus.pace import Gate, Pace, Publisher, flat, set_rate
+from benchmarks.versus.setup import Setup
+
+_MONITOR_SECONDS = 0.05
+
+
+class Ddp:
+    """The processes of a run. Nobody comes back."""
+
+    def __init__(self, setup: Setup, family: Family) -> None:
+        self.members = len(setup.members)
+        os.environ["GLOO_SOCKET_IFNAME"] = wire.DEVICE if setup.kind.far else "lo"
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=self.members, run_id="versus", rdzv_backend="c10d",
+            rdzv_endpoint=f"{setup.host}:{free_port()}", max_restarts=0, monitor_interval=_MONITOR_SECONDS, start_method="fork",
+            rdzv_configs={"is_host": True} if setup.kind.far else {}, local_addr=setup.host,
+        )  # fmt: skip
+        family.start("agent", elastic_launch(config, _work), setup)
+
+
+def _work(setup: Setup) -> None:
+    """The body of a worker's process. Its rank counts those that take part."""
+    end_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's own handler would wait for the end of an all-reduce
+    torch.set_num_threads(1)
+    worker = setup.members[int(os.environ["RANK"])]
+    setup.take_place(worker)
+    dist.init_process_group("gloo")
+    Loop(setup, worker).run()
+
+
+class Loop:
+    """One worker's training.
+
+    DDP's buckets hold 1 MiB and more, so these models have one, which is complete when the last gradient is. So the all-reduce
+    begins when the step is due, as if computing had taken so long.
+    """
+
+    def __init__(self, setup: Setup, worker: int) -> None:
+        self._setup, self._worker, self._problem = setup, worker, setup.problem()
+        self._pace: Pace | None = None
+        self._model = self._problem.model(setup.seed)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=setup.rate)
+        self._parallel = DistributedDataParallel(self._model)
+        self._parallel.register_comm_hook(None, self._reduce)
+        self._size, self._used = setup.sizes[worker], sum(setup.sizes)
+
+    def run(self) -> None:
+        """Trains until the process is killed."""
+        publisher, done = Publisher(self._setup), 0
+        self._compute(0)  # a first gradient, which is discarded: it opens the connections
+        dist.barrier()
+        self._pace = pace = Pace(self._setup, self._worker, Gate(self._setup.folder).enter(self._worker))
+        while True:
+            self._compute(pace.step)
+            set_rate(self._optimizer, self._setup, done)
+            self._optimizer.step()
+            done += 1
+            if dist.get_rank() == 0 and publisher.due:
+                publisher.publish(flat(self._model), done * self._used, done * dist.get_world_size())
+            pace.begin()
+
+    def _compute(self, step: int) -> None:
+        batch = self._problem.batch(self._setup.seed, self._worker, step, self._size)
+        part = self._size * dist.get_world_size() / self._used  # 1 if all batches are alike: the mean is by samples
+        self._optimizer.zero_grad()
+        (part * self._problem.loss(self._parallel, batch)).backward()
+
+    # DDP reads these annotations, so they must not be text: this file lacks the import that makes them text.
+    def _reduce(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        if bucket.index() == 0 and self._pace is not None:
+            self._pace.wait(self._size / self._problem.batch_size)
+        return allreduce_hook(cast(dist.ProcessGroup, dist.group.WORLD), bucket)
