@@ -36,13 +36,7 @@ T = TypeVar("T")
 
 
 class Written(NamedTuple):
-    """A checkpoint on the disk.
-
-    Attributes:
-        version: The version of θ in it.
-        path: Its folder.
-        sha256: SHA-256 of its state.json.
-    """
+    """A checkpoint on the disk: the version of θ in it, its folder, and the SHA-256 of its state.json."""
 
     version: int
     path: Path

@@ -45,12 +45,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Resharding:
-    """A run that is about to be cut anew.
-
-    Attributes:
-        found: The checkpoints of its ranges, in order.
-        count: The number of ranges to cut it into.
-    """
+    """A run, with the checkpoints of its ranges in order, that is about to be cut into `count` ranges."""
 
     found: Sequence[RangeFiles]
     count: int
