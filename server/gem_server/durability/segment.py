@@ -115,8 +115,8 @@ def _take_spare(storage: Storage, directory: Path) -> tuple[Path, NewFile, int]:
 
 
 class SegmentWriter:
-    """A new segment, from record number `first` on. All methods raise OSError, and NoRoom if the disk can't hold it; a batch that
-    failed can be written again. `seed` is 32 random bits."""
+    """A new segment, from record number `first` on; `seed` is 32 random bits. All methods raise OSError, and NoRoom if the disk
+    can't hold it; a batch that failed can be written again."""
 
     def __init__(self, storage: Storage, directory: Path, serial: int, first: int, seed: int, run_id: str) -> None:
         self.serial = serial
