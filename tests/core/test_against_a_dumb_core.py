@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from kit.core import apply, header, make_core, uploaded
 
 ONE = Layout.of({"w": (1,)})
+LEASES = st.integers(1, 6)
 ACTIONS = st.one_of(
     st.tuples(st.just("register"), st.sampled_from(["ann", "bob", "cy"])),
-    st.tuples(st.just("leave"), st.integers(1, 6)),
-    st.tuples(st.just("renew"), st.integers(1, 6)),
+    st.tuples(st.just("leave"), LEASES),
+    st.tuples(st.just("renew"), LEASES),
     st.tuples(st.just("initialize"), st.integers(1, 3)),
-    st.tuples(st.just("pull"), st.integers(1, 6)),
+    st.tuples(st.just("pull"), LEASES),
     st.tuples(st.just("wait"), st.integers(1, 12)),
-    *[st.tuples(st.just("commit"), st.tuples(st.integers(1, 6), st.integers(-2, 2), st.integers(-1, 1), st.integers(-8, 8)))]
-    * 3,
-    *[st.tuples(st.just("commit"), st.tuples(st.integers(1, 6), st.just(1), st.sampled_from([0, 0, 1]), st.integers(-8, 8)))] * 3,
+    *[st.tuples(st.just("commit"), st.tuples(LEASES, st.integers(-2, 2), st.integers(-1, 1), st.integers(-8, 8)))] * 3,
+    *[st.tuples(st.just("commit"), st.tuples(LEASES, st.just(1), st.sampled_from([0, 0, 1]), st.integers(-8, 8)))] * 3,
     *[st.tuples(st.just("turn"), st.none())] * 3,
 )
 

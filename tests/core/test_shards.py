@@ -52,6 +52,7 @@ class Trained:
         if self.hands[worker]:
             shard = self.hands[worker].pop(0)
             self.completed += 1
+            assert not self.book.complete("lease-of another", shard.shard_id)
             assert self.book.complete(f"lease-{worker}", shard.shard_id)
             assert not self.book.complete(f"lease-{worker}", shard.shard_id), "a shard is completed once"
             for sample in self.book.indices(shard).tolist():
