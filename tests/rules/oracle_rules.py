@@ -52,7 +52,7 @@ class Oracle:
         self.rate = rate
         self.version = 0
         self.moves = 0  # how often θ has changed
-        self.state = defaultdict(self.zeros)  # what the rule keeps for all workers
+        self.state: dict[str, Values] = defaultdict(self.zeros)  # what the rule keeps for all workers
         self.workers = {name: Worker(defaultdict(self.zeros), self.theta, self.theta) for name in workers}
 
     def zeros(self) -> Values:

@@ -27,7 +27,7 @@ from gem_server.durability.replay import Log, apply
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.segment import put_aside, serials
 from gem_server.durability.state import State
-from gem_server.durability.storage import FULL, Storage
+from gem_server.durability.storage import DISK, FULL, Storage
 
 UNREADABLE = LogPosition(0, 0)  # of a checkpoint that can't be read now: it may need any segment
 
@@ -141,7 +141,7 @@ def save(
     directory: Path,
     captured: Capture,
     keep: int,
-    storage: Storage | None = None,
+    storage: Storage = DISK,
     logger: Logger | None = None,
     make_room: bool = False,
 ) -> Path:
@@ -151,7 +151,7 @@ def save(
     try:
         path = checkpoint.write(directory, captured, keep, storage, logger)
     except OSError as error:
-        if not (make_room and error.errno in FULL and checkpoint.make_room(directory, keep, storage or Storage())):
+        if not (make_room and error.errno in FULL and checkpoint.make_room(directory, keep, storage)):
             raise
         forget_segments(directory, storage, reuse=False)
         path = checkpoint.write(directory, captured, keep, storage, logger)
@@ -202,9 +202,9 @@ def next_serial(checkpoints: Path) -> int:
     return max([*serials(log_directory(checkpoints)), *named], default=0) + 1
 
 
-def forget_segments(checkpoints: Path, storage: Storage | None = None, reuse: bool = True) -> None:
+def forget_segments(checkpoints: Path, storage: Storage = DISK, reuse: bool = True) -> None:
     """Retires the segments that no checkpoint in the folder needs any more. With `reuse`, keeps files to be written over."""
-    storage, directory = storage or Storage(), log_directory(checkpoints)
+    directory = log_directory(checkpoints)
     with suppress(OSError):  # it is tried again with the next checkpoint
         needed = min(
             (
