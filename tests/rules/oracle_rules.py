@@ -124,7 +124,7 @@ class Compensated(Oracle):
     compensation = 0.04
     decay = 0.0
 
-    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
+    def step(self, worker: Worker, update: Values, staleness: int) -> Any:
         strength: Any = self.compensation
         if self.decay:
             self.state["square"] = kept(self.decay * self.state["square"] + (1 - self.decay) * update**2)
@@ -199,7 +199,7 @@ class AlongAllMomenta(Oracle):
 
     mu = 0.9
 
-    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
+    def step(self, worker: Worker, update: Values, staleness: int) -> Any:
         eta = self.rate(self.version)
         inner = self.theta + eta * self.mu * self._all_momenta()  # the paper's θ
         worker.kept["v"] = kept(self.mu * worker.kept["v"] + update)
@@ -306,7 +306,7 @@ class LookingAhead(Oracle):
         worker = self.workers[name]
         worker.snapshot = worker.answer = self.sent
 
-    def direction(self, change: Values) -> Values:
+    def direction(self, change: Values) -> Any:
         """Δ."""
         return change / math.sqrt(self.n)
 
@@ -316,7 +316,7 @@ class AdamWLookingAhead(LookingAhead):
 
     reach = 1.5
 
-    def direction(self, gradient: Values) -> Values:
+    def direction(self, gradient: Values) -> Any:
         beta1, beta2 = 0.9 ** (1 / self.h), 0.999 ** (1 / self.h)
         self.state["m"] = beta1 * self.state["m"] + (1 - beta1) * gradient
         self.state["v"] = beta2 * self.state["v"] + (1 - beta2) * gradient**2
@@ -331,7 +331,7 @@ class LionLookingAhead(LookingAhead):
 
     reach = 1.5
 
-    def direction(self, gradient: Values) -> Values:
+    def direction(self, gradient: Values) -> Any:
         beta1, beta2 = 0.9 ** (1 / self.h), 0.99 ** (1 / self.h)
         mixed = beta1 * self.state["m"] + (1 - beta1) * gradient
         self.state["m"] = beta2 * self.state["m"] + (1 - beta2) * gradient

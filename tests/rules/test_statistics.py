@@ -45,7 +45,8 @@ def within_a_bin(value: float, exact: float, pi_max: float) -> bool:
 def test_bins_rise_from_zero_to_the_maximum_by_at_most_a_sixteenth(pi_max: float) -> None:
     """Powers of two are edges: the metrics' buckets end at them."""
     edges = bin_edges(pi_max)
-    assert (edges.shape, edges.dtype) == ((BINS,), np.float32)
+    assert edges.shape == (BINS,)
+    assert edges.dtype == np.float32
     assert (edges[0], edges[-1]) == (0, np.float32(pi_max))
     assert np.isfinite(edges).all()
     assert (np.diff(edges) >= 0).all()
