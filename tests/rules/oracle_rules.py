@@ -289,7 +289,7 @@ class LookingAhead(Oracle):
     kappa, reach = 1.5, 0.5
     n, h, k = 1, 1.0, 0.0
 
-    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
+    def step(self, worker: Worker, update: Values, staleness: int) -> Any:
         self.n = min(staleness + 1, 4 * len(self.workers))
         self.h = (self.n + 1) / 2
         self.k += 1 / self.h
