@@ -11,7 +11,7 @@ from gem_server.apply_loop import ApplyLoop
 from gem_server.config import ServerConfig
 from gem_server.core.state_machine import Core
 from gem_server.durability.checkpointer import Checkpointer
-from gem_server.durability.group_commit import GroupCommit, Unlogged
+from gem_server.durability.group_commit import Durability, GroupCommit
 from gem_server.durability.journal import Journal
 from gem_server.durability.log_file import LogFile
 from gem_server.durability.metrics import LogMetrics
@@ -113,7 +113,7 @@ class Wiring:
             journal=self.group_commit.journal if self.group_commit else None, log_limit=config.log_limit,
         )  # fmt: skip
 
-        durability = self.group_commit or Unlogged()
+        durability = self.group_commit or Durability()
         loop, workers = running_loop(), lambda: len(core.leases.live)
         self.uploads = Uploads(core.memory, loop, clock, workers, durability.hurry)
         self.replies = Turns[object](lambda turn: object(), lambda slot: None, loop, clock, workers)

@@ -163,9 +163,9 @@ def by_the_oracle(case: Case, elements: Any) -> Array:
         if not commits:
             oracle.pull(names[number])
         else:
-            seen = np.array(oracle.workers[names[number]].answer, np.float32)
+            seen = oracle.workers[names[number]].answer
             oracle.commit(names[number], gradient_of(seen, added[elements]))
-    return np.array(oracle.theta, np.float32)
+    return oracle.theta
 
 
 @quick

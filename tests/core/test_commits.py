@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from gem_api.errors import InvalidRequest, LayoutMismatch, SequenceGap
+from gem_api.errors import InvalidRequest, LayoutMismatch
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.core.checks import MAX_SAMPLES
 from gem_server.core.values import Admission, Outcome
@@ -28,20 +28,6 @@ def test_a_repeat_gets_the_first_answer_and_is_not_applied_again(hyperparameters
         assert bits(core.reply(lease)) == answer
     assert state(core) == before
     assert core.outcomes == {Outcome.APPLIED: 3, Outcome.REPEATED: 2, Outcome.REJECTED: 0, Outcome.DISCARDED: 0}
-
-
-@by_rule
-def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters: Hyperparameters) -> None:
-    core = make_core(hyperparameters)
-    (ann,) = start(core)
-    for number in (1, 2, 3):
-        commit(core, ann, number, ONES)
-    before = state(core)
-    for sequence in (0, 1, 2, 5, 2**63):
-        with pytest.raises(SequenceGap, match=f"commit {sequence} of this lease arrived; expected was 4"):
-            core.admit(header(core, ann, sequence), 0.0)
-        assert state(core) == before
-    assert commit(core, ann, 4, ONES).version == 4
 
 
 def test_a_strangers_layout_is_refused_and_nothing_changes() -> None:
@@ -81,11 +67,3 @@ def test_the_samples_of_a_discarded_commit_are_not_counted() -> None:
     commit(core, ann, 1, ONES, samples=10)
     assert commit(core, bob, 1, ONES, samples=5).discarded
     assert core.samples_committed == 10
-
-
-def test_a_header_with_an_older_base_counts_its_own_staleness() -> None:
-    core = make_core()
-    ann, bob = start(core, ["ann", "bob"])
-    for number in (1, 2):
-        commit(core, ann, number, ONES)
-    assert commit(core, bob, 1, ONES, base_version=1).staleness == 1

@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from gem_api.errors import InvalidRequest, LeaseEnded
+from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded
+from gem_api.layout import Layout
 from gem_server.core.values import EndReason
-from kit.core import ONES, SMALL, apply, bits, commit, header, make_core, send, start, uploaded
-
-
-@pytest.mark.parametrize("end", ["leave", "replace"])
-def test_a_commit_whose_lease_ends_while_it_waits_is_not_applied(end: str) -> None:
-    core = make_core()
-    (ann,) = start(core)
-    ticketed = send(core, header(core, ann, 1), ONES)
-    if end == "leave":
-        core.leave(ann)
-    else:
-        core.register("ann", SMALL, 0.0)
-    before = bits(core.central.theta)
-    with pytest.raises(LeaseEnded):
-        core.begin(ticketed)
-    assert (bits(core.central.theta), core.central.version) == (before, 0)
+from kit.core import SMALL, header, make_core, start, uploaded
 
 
 def test_a_gradient_that_was_still_arriving_takes_no_ticket_once_its_lease_has_ended() -> None:
@@ -53,16 +39,6 @@ def test_every_sign_of_life_renews_a_lease() -> None:
         assert core.leases.get(ann).expires_at == 9.0 * number + 10
 
 
-def test_a_commit_that_waited_long_for_its_turn_renews_its_lease_when_it_is_applied() -> None:
-    core = make_core(lease_seconds=10)
-    (ann,) = start(core)
-    ticketed = send(core, header(core, ann, 1), ONES, now=0.0)
-    assert core.expire(100.0) == []
-    apply(core, ticketed, now=100.0)
-    assert core.expire(109.0) == []
-    assert [ended.reason for ended in core.expire(110.0)] == [EndReason.EXPIRED]
-
-
 def test_an_ended_lease_frees_its_memory_and_gives_its_shards_back() -> None:
     core = make_core(lease_seconds=10)
     ann, bob = start(core, ["ann", "bob"])
@@ -79,24 +55,41 @@ def test_an_ended_lease_frees_its_memory_and_gives_its_shards_back() -> None:
     assert raised.value.reason == "expired"
 
 
-def test_a_worker_of_the_same_name_takes_over_and_the_old_lease_is_told_so() -> None:
-    core = make_core()
-    (ann,) = start(core)
-    commit(core, ann, 1, ONES)
-    registration = core.register("ann", SMALL, 0.0)
-    assert registration.lease_id == "lease-2"
-    assert registration.steps_done == 1
-    assert registration.ended is not None
-    assert (registration.ended.lease_id, registration.ended.reason) == (ann, EndReason.REPLACED)
-    with pytest.raises(LeaseEnded) as raised:
-        core.admit(header(core, ann, 2), 0.0)
-    assert raised.value.reason == "replaced"
-    fresh = core.leases.get("lease-2")
-    assert fresh.sequence == 0
-    assert not fresh.buffers["moment"].any()
-
-
 @pytest.mark.parametrize("name", ["", "x" * 129, "a\nb", "a\0", "\x1b[31m"])
 def test_a_worker_name_that_could_spoil_a_log_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="1 to 128 printable"):
         make_core().register(name, SMALL, 0.0)
+
+
+# -- if all workers leave
+
+
+def test_when_all_leave_before_the_first_value_the_next_worker_may_bring_another_model() -> None:
+    core = make_core()
+    core.register("ann", SMALL, 0.0)
+    core.leave("lease-1")
+    assert core.register("bob", Layout.of({"other": (4,)}), 0.0).must_initialize
+    assert core.central.size == 4
+
+
+def test_a_lone_worker_may_come_back_with_another_model_before_the_first_value() -> None:
+    core = make_core()
+    core.register("ann", SMALL, 0.0)
+    assert core.register("ann", Layout.of({"other": (4,)}), 0.0).must_initialize
+    assert core.central.size == 4
+    with pytest.raises(LayoutMismatch):  # but not past another worker
+        core.register("bob", SMALL, 0.0)
+    core.register("bob", Layout.of({"other": (4,)}), 0.0)
+    with pytest.raises(LayoutMismatch):
+        core.register("ann", SMALL, 0.0)
+
+
+def test_when_all_leave_after_the_first_value_theta_stays() -> None:
+    core = make_core()
+    (lease,) = start(core, theta=3.0)
+    core.leave(lease)
+    core.register("bob", SMALL, 0.0)
+    core.pull(core.leases.get("lease-2"))
+    assert (core.reply(core.leases.get("lease-2")) == 3).all()
+    with pytest.raises(LayoutMismatch):
+        core.register("cy", Layout.of({"other": (4,)}), 0.0)

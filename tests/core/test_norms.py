@@ -108,15 +108,6 @@ def test_the_refusal_says_by_how_much_and_what_the_bound_is() -> None:
         history([2.0] * MIN_NORMS).judge(2e6)
 
 
-def test_a_history_goes_on_where_a_checkpoint_left_it() -> None:
-    past = history([float(norm) for norm in range(1, 2 * WINDOW)])
-    again = NormHistory(10.0)
-    again.resume(past.norms)
-    assert again.norms == past.norms
-    assert len(again.norms) == WINDOW
-    assert refuses(again, 1e4)
-
-
 # -- the norm
 
 

@@ -142,14 +142,6 @@ def test_a_range_takes_a_later_sequence() -> None:
         core.admit(header(core, "a" * 32, 6), 0.0)
 
 
-def test_one_server_takes_no_later_sequence() -> None:
-    core = make_core()
-    core.register("ann", LAYOUT, 0.0)
-    core.initialized()
-    with pytest.raises(SequenceGap):
-        core.admit(header(core, "lease-1", 2), 0.0)
-
-
 def test_a_restarted_range_does_not_take_a_gap_for_lost_commits() -> None:
     core = started()
     commit(core, "a" * 32, 1, 1.0)

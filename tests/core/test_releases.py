@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.core.commits import Step
-from gem_server.core.records import Kind, Record
+from gem_server.core.records import Kind
 from gem_server.core.releases import WAIT_ROUNDS, Releases
 from gem_server.core.state_machine import Core
 from gem_server.core.timetable import _Steps
 from gem_server.durability import checkpoint
 from gem_server.durability.capture import state_buffers
-from gem_server.durability.replay import apply as replay
 from gem_server.durability.scratch import Scratch
 from gem_server.rules.specification import released
-from kit.core import SMALL, bits, header, make_core, send, start, state
+from kit.core import SMALL, bits, header, make_core, recorded, replay_all, send, start, state
 
 HELD = Hyperparameters(rule="gem", optimizer="adamw", learning_rate=0.01, reply_wait=0.15)
 STEP = 10.0
@@ -30,15 +29,9 @@ class Run:
         self.core = make_core(settings, lease_seconds=600.0)
         self.leases = start(self.core, [f"w{number}" for number in range(workers)], theta=0.5)
         self.releases = Releases(self.core)
-        self.records: list[Record] = []
-        self.core.record_to(self._record)
+        self.records = recorded(self.core)
         self.random = np.random.default_rng(1)
         self.now = 100.0
-
-    def _record(self, record: Record) -> int:
-        self.records.append(record._replace(payload=tuple(bytes(part) for part in record.payload)))
-        record.written()
-        return len(self.records)
 
     def commit(self, index: int) -> bool:
         """A worker's commit. Returns whether its reply is held."""
@@ -68,8 +61,7 @@ def replayed(run: Run) -> Core:
     """What a log brings back of a run."""
     core = make_core(run.core.settings, lease_seconds=600.0)
     start(core, [f"w{number}" for number in range(len(run.leases))], theta=0.5)
-    for record in run.records:
-        replay(core, record, 0.0)
+    replay_all(core, run.records)
     return core
 
 

@@ -9,7 +9,7 @@ import pytest
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import factor
-from gem_server.core.shares import SHARES, TOLERANCE, Shares
+from gem_server.core.shares import TOLERANCE, Shares
 from gem_server.core.state_machine import Core
 from gem_server.core.timetable import Timetable
 from hypothesis import given, settings
@@ -110,11 +110,6 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
     (ann,) = start(core)
     with pytest.raises(InvalidRequest, match=r"of a whole batch: its batch_share is above 0 and at most 1"):
         commit(core, ann, 1, ONES, share=share)
-
-
-def test_shares_are_sixteenths() -> None:
-    assert len(SHARES) == 16
-    assert all(faster - slower == 1 / 16 for slower, faster in pairwise((0.0, *SHARES)))
 
 
 # -- what is counted

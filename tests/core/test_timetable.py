@@ -47,16 +47,6 @@ def test_a_step_that_took_no_time_is_none() -> None:
     assert timetable.pace("ann") == 2.0
 
 
-def test_the_fastest_is_the_fastest_of_those_that_are_still_there() -> None:
-    timetable = Timetable()
-    steps(timetable, "ann", [9.0, 1.0])
-    steps(timetable, "bob", [9.0, 3.0])
-    assert timetable.fastest == 1.0
-    timetable.end("ann")
-    assert timetable.fastest == 3.0
-    assert timetable.pace("ann") is None
-
-
 def test_the_fastest_follows_every_step_and_every_end() -> None:
     timetable, choose, workers = Timetable(), random.Random(3), "abcde"
     for now in range(0, 6000, 10):

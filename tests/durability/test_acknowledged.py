@@ -23,6 +23,7 @@ from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
 from gem_server.telemetry.run_view import RunView
 from hypothesis import example, given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from kit.core import apply, make_core, uploaded
 
@@ -114,6 +115,7 @@ CALLS = st.one_of(
 )
 
 
+@examples(max_examples=50)
 @given(st.sampled_from(PARTS), st.sampled_from(SETTINGS), WHOLE_NUMBERS, st.lists(CALLS, max_size=6))
 def test_a_call_can_be_read_back(part: Range, settings: Hyperparameters, samples: int, calls: list[tuple[Any, ...]]) -> None:
     server = Server(settings, part)

@@ -11,8 +11,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import rate
 from gem_server.core.records import Kind, Record
 from gem_server.core.state_machine import Core
-from gem_server.durability import replay
-from kit.core import bits, commit, make_core, restored, save_core, start
+from kit.core import bits, commit, make_core, recorded, replay_all, restored, save_core, start
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 BEFORE = Hyperparameters(learning_rate=0.1, decay_versions=5, decay_factor=0.5)
@@ -70,25 +69,11 @@ def test_a_replay_of_the_change_has_the_same_bits(change: str, proxy: str, tmp_p
     core = make_core(begun)
     start(core, ["ann", "bob"])
     save_core(core, tmp_path)
-    records: list[Record] = []
-    core.record_to(lambda record: records.append(record) or 0)
+    records = recorded(core)
     steps(core, FIRST)
     core.change(after)
     records.append(Record(Kind.BEGAN, vars(after)))
     steps(core, THEN)
     again = restored(tmp_path, begun)
-    for record in records:
-        whole = Record(record.kind, record.fields, (memoryview(b"".join(map(bytes, record.payload))),))
-        replay.apply(again, whole, 0.0)
+    replay_all(again, records)
     assert bits(again.central.theta) == bits(core.central.theta)
-
-
-def test_without_a_change_a_restart_leaves_no_trace(tmp_path: Path) -> None:
-    settings = replace(BEFORE, schedule="cosine", warmup_versions=2)
-    core = make_core(settings)
-    start(core)
-    steps(core, FIRST)
-    save_core(core, tmp_path)
-    resumed = restored(tmp_path, settings)
-    resumed.change(settings)
-    assert steps(resumed, THEN) == steps(core, THEN)

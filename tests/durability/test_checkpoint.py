@@ -11,15 +11,14 @@ from durability.checkpoint_helpers import trained
 from gem_api.hyperparameters import SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.rules import OPTIMIZERS
-from gem_server.core.records import Record
 from gem_server.core.values import Applied
-from gem_server.durability import checkpoint, replay
+from gem_server.durability import checkpoint
 from gem_server.durability.checkpoint import newest, restore
 from gem_server.durability.state import encoded
 from gem_server.intake.messages import commit_result
 from gem_server.rules import RULES
 from gem_server.rules.proxies import PROXIES
-from kit.core import SMALL, apply, bits, commit, header, make_core, restored, save_core, start, uploaded
+from kit.core import SMALL, apply, bits, commit, header, make_core, recorded, replay_all, restored, save_core, start, uploaded
 from simulation.truth import fingerprint
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -39,19 +38,24 @@ SETTINGS = [
     Hyperparameters(rule="dcasgd", rule_options="mean_square=0.95"),
     Hyperparameters(rule="fedbuff", rule_options="buffer_size=4"),
     Hyperparameters(rule="diloco", rule_options="delay=3 eager=0.1"),
-    Hyperparameters(rule="ringmaster", rule_options="threshold=1"),
+    *(Hyperparameters(rule="ringmaster", rule_options=f"threshold={threshold}") for threshold in (1, 2)),
+    Hyperparameters(rule="fedasync", rule_options="staleness=hinge"),
+    Hyperparameters(smallest_share=0.25),
+    Hyperparameters(optimizer="adamw", smallest_share=0.25, schedule="cosine", decay_versions=9),
     *(Hyperparameters(rule=rule, optimizer=each) for rule in ("gem", "downpour") for each in OPTIMIZERS if each != "sgd"),
 ]
-EVERY_RULE = pytest.mark.parametrize(
-    "settings", SETTINGS, ids=lambda h: f"{h.rule} {h.rule_options}{h.optimizer}-{h.snapshot}-{h.shards}"
+SHARES = (0.5, 0.0, 0.3, 1.0, 0.25)  # of a batch; they count only in a run with `smallest_share`
+
+
+@pytest.mark.parametrize(
+    "settings", SETTINGS, ids=lambda h: f"{h.rule} {h.rule_options}{h.optimizer}-{h.snapshot}-{h.shards}-{h.smallest_share:g}"
 )
-
-
-@EVERY_RULE
-def test_a_restored_core_is_the_one_that_was_written_bit_by_bit(settings: Hyperparameters, tmp_path: Path) -> None:
+def test_a_restored_core_is_the_one_that_was_written_and_goes_on_bit_by_bit(settings: Hyperparameters, tmp_path: Path) -> None:
+    """With the same commits, and with what the log tells of them."""
     core = trained(settings)
     save_core(core, tmp_path)
-    again = restored(tmp_path, settings)
+    records = recorded(core)
+    again, after_a_crash = restored(tmp_path, settings), restored(tmp_path, settings)
     assert fingerprint(again) == fingerprint(core)
     for name in ("layout", "initialized", "initializer"):
         assert getattr(again.central, name) == getattr(core.central, name)
@@ -65,6 +69,15 @@ def test_a_restored_core_is_the_one_that_was_written_bit_by_bit(settings: Hyperp
         assert other.queued == lease.queued
         assert plain(other.last_applied) == plain(lease.last_applied)
         assert bits(again.reply(other)) == bits(core.reply(lease))
+    random = np.random.default_rng(2)
+    for number in range(30):
+        gradient, lease_id = random.normal(size=SMALL.size), f"lease-{number % 7 % 2 + 1}"
+        sequence = core.leases.get(lease_id).sequence + 1
+        one, other_one = (commit(run, lease_id, sequence, gradient, share=SHARES[number % 5]) for run in (core, again))
+        assert plain(one) == plain(other_one)
+    replay_all(after_a_crash, records)
+    assert fingerprint(again) == fingerprint(core)
+    assert fingerprint(after_a_crash) == fingerprint(core)
 
 
 def test_steps_are_counted_for_the_names_that_committed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,22 +92,6 @@ def test_steps_are_counted_for_the_names_that_committed_last(tmp_path: Path, mon
     for each in (core, restored(tmp_path)):
         commit(each, each.register("eve", SMALL, 0.0).lease_id, 1, 1.0)
         assert list(each.steps_done) == ["dora", "cy", "eve"]
-
-
-@EVERY_RULE
-def test_a_restored_run_goes_on_as_if_nothing_had_happened(settings: Hyperparameters, tmp_path: Path) -> None:
-    """The same commits after it give the same bits."""
-    core = trained(settings)
-    save_core(core, tmp_path)
-    again = restored(tmp_path, settings)
-    random = np.random.default_rng(2)
-    for number in range(30):
-        gradient = random.normal(size=SMALL.size)
-        lease_id = f"lease-{number % 2 + 1}"
-        sequence = core.leases.get(lease_id).sequence + 1
-        one, other = (commit(run, lease_id, sequence, gradient) for run in (core, again))
-        assert plain(one) == plain(other)
-        assert bits(core.central.theta) == bits(again.central.theta)
 
 
 def test_restored_leases_live_for_a_full_duration_from_the_restart(tmp_path: Path) -> None:
@@ -143,15 +140,13 @@ def test_answers_become_json_while_commits_go_on(tmp_path: Path, monkeypatch: py
 
 def test_a_norm_that_waits_during_a_checkpoint_counts_once_after_a_replay() -> None:
     core, copied = make_core(logged=True), make_core(logged=True)
-    records: list[Record] = []
     for each in (core, copied):
         start(each, ["ann", "bob"])
     head = header(core, "lease-1", 1)
     _, lease = core.admit(head, 0.0)
     ticketed = core.ticket(lease, head, 0.0, uploaded(core, 1.0), norm=3.0)
     copied.norms.resume(checkpoint.capture(core).state.norms)
-    core.record_to(lambda record: records.append(record) or len(records))
+    records = recorded(core)
     apply(core, ticketed)
-    for record in records:
-        replay.apply(copied, record, 0.0)
+    replay_all(copied, records)
     assert core.norms.norms == copied.norms.norms == [3.0]

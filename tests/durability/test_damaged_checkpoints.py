@@ -134,15 +134,6 @@ def test_buffers_of_another_size_are_refused_when_they_are_restored(tmp_path: Pa
         restore(path, state, make_core(), 0.0)
 
 
-def test_a_refused_checkpoint_is_set_aside_and_not_tried_again(tmp_path: Path) -> None:
-    older, newer, _ = two(tmp_path)
-    truncate("model.safetensors", 10)(newer)
-    newest(tmp_path, lambda path, why: None)
-    assert list_checkpoints(tmp_path) == [older]
-    assert (tmp_path / f"{newer.name}.refused").is_dir()
-    assert newest(tmp_path, lambda path, why: pytest.fail(why)) is not None
-
-
 def test_a_folder_of_refused_checkpoints_alone_is_no_new_run(tmp_path: Path) -> None:
     """A container is started again when it fails; the second start must not take the folder for an empty one."""
     for path in two(tmp_path)[:2]:
@@ -157,13 +148,16 @@ def test_a_folder_of_refused_checkpoints_alone_is_no_new_run(tmp_path: Path) -> 
 
 
 def test_a_second_damaged_checkpoint_of_the_same_name_is_refused_as_well(tmp_path: Path) -> None:
-    """The run came to the same version again, and again its checkpoint was damaged."""
+    """It is set aside, and not tried again. Then the run came to the same version, and again its checkpoint was damaged."""
     older, newer, _ = two(tmp_path)
-    for _ in range(2):
+    for suffix in (".refused", ".refused-2"):
         truncate("model.safetensors", 10)(newer)
         latest = newest(tmp_path, lambda path, why: None)
         assert latest is not None
         assert latest[0] == older
+        assert list_checkpoints(tmp_path) == [older]
+        assert (tmp_path / f"{newer.name}{suffix}").is_dir()
+        assert newest(tmp_path, lambda path, why: pytest.fail(why)) is not None
         newer = save_core(trained(commits=7), tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from gem_ctl import cli as ctl
-from gem_server.durability import log_cli
+from gem_server.durability import log_cli, segment
 from gem_server.durability.segment import name, serials
 from kit.model import GRADIENT, model
 from kit.server import config, serving
@@ -45,23 +46,25 @@ def damaged(folder: Path, record: int) -> Path:
     return path
 
 
-@pytest.fixture
-def thetas() -> list[bytes]:
-    """θ of each version of the run in `folder`."""
-    return []
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]:
+    """The checkpoints of a run of four commits, the last of which is also a checkpoint; and θ of each version."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment, "_ALLOCATION", 1 << 16)
+        with (
+            serving(config(checkpoint_dir=folder, durability="log")) as live,
+            gem_client.connect(live.address) as session,
+        ):
+            thetas = [session.join(model()).tobytes()]
+            thetas.extend(session.commit(GRADIENT).theta.tobytes() for _ in range(STEPS))
+    return folder, thetas
 
 
 @pytest.fixture
-def folder(tmp_path: Path, thetas: list[bytes]) -> Path:
-    """The checkpoints of a run of four commits, the last of which is also a checkpoint."""
-    folder = tmp_path / "checkpoints"
-    with (
-        serving(config(checkpoint_dir=folder, durability="log")) as live,
-        gem_client.connect(live.address) as session,
-    ):
-        thetas.append(session.join(model()).tobytes())
-        thetas.extend(session.commit(GRADIENT).theta.tobytes() for _ in range(STEPS))
-    return folder
+def folder(run: tuple[Path, list[bytes]], tmp_path: Path) -> Path:
+    """A copy of the run's checkpoints."""
+    return Path(shutil.copytree(run[0], tmp_path / "checkpoints"))
 
 
 # -- verify
@@ -137,24 +140,20 @@ def test_verify_of_a_folder_without_a_log_says_which_one_to_name(tmp_path: Path)
 # -- replay
 
 
-@pytest.mark.parametrize("version", [*range(STEPS + 1), None])
-def test_replay_rebuilds_any_version(folder: Path, thetas: list[bytes], tmp_path: Path, version: int | None) -> None:
-    out = tmp_path / "model.safetensors"
-    result = log("replay", folder, *([] if version is None else ["--to", version]), "--out", out)
-    assert result.exit_code == 0, result.output
-    version = STEPS if version is None else version
-    assert result.output.startswith(f"version {version} of run ")
-    tensors = load_file(out)
-    assert {name: values.shape for name, values in tensors.items()} == {"w": (2, 3), "b": (3,)}
-    assert np.concatenate([tensors["w"].ravel(), tensors["b"]]).tobytes() == thetas[version]
-
-
-def test_replay_changes_nothing_in_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_replay_rebuilds_any_version_and_changes_nothing(folder: Path, run: tuple[Path, list[bytes]], tmp_path: Path) -> None:
     def contents() -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     before = contents()
-    assert log("replay", folder, "--to", 2, "--out", tmp_path / "model.safetensors").exit_code == 0
+    for version in (*range(STEPS + 1), None):
+        out = tmp_path / f"{version}.safetensors"
+        result = log("replay", folder, *([] if version is None else ["--to", version]), "--out", out)
+        assert result.exit_code == 0, result.output
+        reached = STEPS if version is None else version
+        assert result.output.startswith(f"version {reached} of run ")
+        tensors = load_file(out)
+        assert {name: values.shape for name, values in tensors.items()} == {"w": (2, 3), "b": (3,)}
+        assert np.concatenate([tensors["w"].ravel(), tensors["b"]]).tobytes() == run[1][reached]
     assert contents() == before
 
 

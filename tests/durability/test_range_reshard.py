@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,10 @@ def test_three_ranges_to_two_and_back_are_the_same_bytes(settings: Hyperparamete
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3), (3, 2), (1, 1), (2, 2)])
 def test_servers_resume_with_the_same_run(before: int, after: int, settings: Hyperparameters, tmp_path: Path) -> None:
     cores = trained(before, settings)
-    out = cut(saved(tmp_path / "in", cores), tmp_path / "out", after)
+    source = saved(tmp_path / "in", cores)
+    unchanged = content(source)
+    out = cut(source, tmp_path / "out", after)
+    assert content(source) == unchanged
     restored = [resumed(out, Range(index, after), settings) for index in range(after)]
     assert joined(restored) == joined(cores)
     leader = cores[0]
@@ -165,13 +168,6 @@ def test_a_range_keeps_its_norms_only_if_it_stays_the_same(tmp_path: Path) -> No
         assert [resumed(out, Range(index, count), ADAM).norms.norms for index in range(count)] == expected
 
 
-def test_the_input_stays_as_it_was(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", trained(3))
-    before = content(source)
-    cut(source, tmp_path / "out", 2)
-    assert content(source) == before
-
-
 # -- of a backup in mid-training
 
 
@@ -198,73 +194,62 @@ def test_a_range_that_lacks_what_the_leader_counts_is_refused(tmp_path: Path) ->
 
 # -- what is refused
 
+FEDBUFF = Hyperparameters(rule="fedbuff", shard_size=10, batch_size=10)
 
-def test_a_missing_range(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", trained(3))
+
+def change_range_1(source: Path, cores: Sequence[Core]) -> None:
+    """Range 1 of another run takes the place of that of `source`."""
     shutil.rmtree(source / "range-1")
-    with pytest.raises(BadRanges, match=r"range 1/3 is missing \(there is 0/3, 2/3\)"):
-        reshard.load(source, 2)
-    with pytest.raises(BadRanges, match=r"range 1/3, 2/3 is missing"):
-        reshard.load(source / "range-0", 2)
+    shutil.move(saved(source.with_name("other"), cores) / "range-1", source / "range-1")
 
 
-def test_a_range_that_is_there_twice(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", trained(3))
-    shutil.copytree(source / "range-1", source / "range-1-copy")
-    with pytest.raises(BadRanges, match="range 1/3 is there twice"):
-        reshard.load(source, 2)
-
-
-def test_ranges_of_different_runs(tmp_path: Path) -> None:
-    source, strangers = saved(tmp_path / "in", trained(2)), trained(2)
+def of_another_run(source: Path) -> None:
+    strangers = trained(2)
     for core in strangers:
         core.run_id = "other"
-    other = saved(tmp_path / "other", strangers)
-    shutil.rmtree(source / "range-1")
-    shutil.move(other / "range-1", source / "range-1")
-    with pytest.raises(BadRanges, match=r"different run \(run and other\)"):
-        reshard.load(source, 2)
+    change_range_1(source, strangers)
 
 
-def test_ranges_with_different_hyperparameters(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", trained(2))
-    other = saved(tmp_path / "other", trained(2, replace(ADAM, learning_rate=0.5)))
-    shutil.rmtree(source / "range-1")
-    shutil.move(other / "range-1", source / "range-1")
-    with pytest.raises(BadRanges, match="different learning_rate"):
-        reshard.load(source, 2)
+def damage(source: Path) -> None:
+    path = next(source.glob("range-1/*/model.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
 
 
-def test_ranges_of_different_numbers_of_servers(tmp_path: Path) -> None:
-    source, other = saved(tmp_path / "in", trained(2)), saved(tmp_path / "other", trained(3))
-    shutil.move(other / "range-2", source / "range-2")
-    with pytest.raises(BadRanges, match="different numbers of servers"):
-        reshard.load(source, 2)
+# The number of servers before, what happens to their folders, the number to come, and what is said.
+REFUSED: dict[str, tuple[int, Callable[[Path], object], int, str]] = {
+    "a missing range": (
+        3, lambda source: shutil.rmtree(source / "range-1"), 2, r"range 1/3 is missing \(there is 0/3, 2/3\)",
+    ),
+    "one range alone": (
+        3, lambda source: [shutil.rmtree(source / f"range-{index}") for index in (1, 2)], 2, "range 1/3, 2/3 is missing",
+    ),
+    "a range that is there twice": (
+        3, lambda source: shutil.copytree(source / "range-1", source / "copy"), 2, "range 1/3 is there twice",
+    ),
+    "another run": (2, of_another_run, 2, r"different run \(run and other\)"),
+    "other hyperparameters": (
+        2, lambda source: change_range_1(source, trained(2, replace(ADAM, learning_rate=0.5))), 2, "different learning_rate",
+    ),
+    "other numbers of servers": (2, lambda source: change_range_1(source, trained(3)), 2, "different numbers of servers"),
+    "a model that is too small": (1, lambda source: None, 4, r"too small for 4 servers.*at most 3"),
+    "a damaged file": (2, damage, 3, r"range-1.*its SHA-256 differs"),
+    "no checkpoints": (1, lambda source: [shutil.rmtree(path) for path in source.iterdir()], 3, "holds no checkpoints"),
+}  # fmt: skip
 
 
-def test_a_model_that_is_too_small(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", trained(1))
-    with pytest.raises(BadRanges, match=r"too small for 4 servers.*at most 3"):
-        reshard.load(source, 4)
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_no_whole_run_is_refused_by_name(why: str, tmp_path: Path) -> None:
+    before, spoil, after, said = REFUSED[why]
+    source = saved(tmp_path / "in", trained(before))
+    spoil(source)
+    with pytest.raises(BadRanges, match=said):
+        reshard.load(source, after)
 
 
 def test_a_rule_that_can_only_run_on_one_server(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", trained(1, Hyperparameters(rule="fedbuff", shard_size=10, batch_size=10)))
+    source = saved(tmp_path / "in", trained(1, FEDBUFF))
     with pytest.raises(BadRanges, match="use one server"):
         reshard.load(source, 2)
-
-
-def test_a_damaged_file(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", trained(2))
-    path = next(source.glob("range-1/*/model.safetensors"))
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(BadRanges, match=r"range-1.*its SHA-256 differs"):
-        reshard.load(source, 3)
-
-
-def test_a_folder_without_checkpoints(tmp_path: Path) -> None:
-    with pytest.raises(BadRanges, match="holds no checkpoints"):
-        reshard.load(tmp_path, 3)
 
 
 def test_a_folder_that_a_server_uses(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fuzz.targets import NEXT_RECORD, PAYLOAD, TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 MUTATIONS = {"frame": 5000, "segment": 2000, "log": 2000, "state": 2000, "model": 1000, "workers": 1000}
-GROUPS = 4  # of the mutations of a target: one is tried by default, all with `make test-slow`
+GROUPS = 8  # of the mutations of a target: one is tried by default, all with `make test-slow`
 
 
 @pytest.mark.parametrize("name", TARGETS)

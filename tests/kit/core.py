@@ -14,10 +14,12 @@ from gem_api.layout import Layout
 from gem_api.ranges import WHOLE, Range
 from gem_api.rules import RULES
 from gem_server.core.commits import Commit
+from gem_server.core.records import Record
 from gem_server.core.state_machine import Core
 from gem_server.core.uploads import Upload
 from gem_server.core.values import Admission, Applied, Header
-from gem_server.durability import checkpoint
+from gem_server.durability import checkpoint, replay
+from gem_server.durability.segment import from_text, to_text
 from gem_server.durability.storage import Storage
 from gem_server.durability.tensor_file import write_tensors
 
@@ -126,6 +128,25 @@ def save_core(core: Core, directory: Path, keep: int = 3) -> Path:
     captured = checkpoint.capture(core)
     captured.copy_theta()
     return checkpoint.write(directory, captured, keep)
+
+
+def recorded(core: Core) -> list[Record]:
+    """The records of what happens to a core from now on, as they are read back from its log."""
+    records: list[Record] = []
+
+    def take(record: Record) -> int:
+        payload = memoryview(b"".join(map(bytes, record.payload)))
+        records.append(from_text(to_text(record), payload))
+        record.written()
+        return len(records)
+
+    core.record_to(take)
+    return records
+
+
+def replay_all(core: Core, records: Sequence[Record]) -> None:
+    for record in records:
+        replay.apply(core, record, 0.0)
 
 
 def restored(directory: Path, settings: Hyperparameters | None = None) -> Core:

@@ -1,4 +1,4 @@
-"""A second implementation of the other update rules and GEM's proxies: slow, one element at a time, from the papers' equations.
+"""A second implementation of all update rules and GEM's proxies, from the papers' equations.
 
 Nothing here calls gem_server's rules. What lasts from commit to commit is float32, as it is on the server; what is computed on
 the way is double precision, so an order of operations that a rule is free to choose shows in the last bits alone.
@@ -7,29 +7,39 @@ the way is double precision, so an order of operations that a rule is free to ch
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 F = np.float32
+Values = npt.NDArray[np.float64]
 Rate = Callable[[int], float]  # η_t by version
+
+
+def kept(values: Any) -> Values:
+    """The values as the server keeps them."""
+    return np.asarray(values, F).astype(float)
 
 
 @dataclass
 class Worker:
-    """The state of one worker: s, the θ that it received; the version of s; and the rule's values, by name."""
+    """The state of one worker: s, the θ that it received; the version of s; and the rule's values, by name, initially 0. Arrays
+    are replaced, never changed."""
 
-    snapshot: list[float] = field(default_factory=list)
-    answer: list[float] = field(default_factory=list)
+    kept: dict[str, Values]
+    snapshot: Values
+    answer: Values
     base_version: int = 0
     base_moves: int = 0
     commits: int = 0
-    kept: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Oracle:
-    """A parameter server reduced to its arithmetic: a rule's `step` changes `theta` by one commit.
+    """A parameter server reduced to its arithmetic: a rule's `step` returns θ after one commit.
 
     Args:
         theta: The first value of the central variable.
@@ -37,31 +47,29 @@ class Oracle:
         rate: η_t.
     """
 
-    def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:
-        self.theta = [float(F(value)) for value in theta]
+    def __init__(self, theta: Any, workers: list[str], rate: Rate) -> None:
+        self.theta = kept(theta)
         self.rate = rate
         self.version = 0
         self.moves = 0  # how often θ has changed
-        self.workers = {name: Worker() for name in workers}
-        for name in workers:
-            self.pull(name)
+        self.state: dict[str, Values] = defaultdict(self.zeros)  # what the rule keeps for all workers
+        self.workers = {name: Worker(defaultdict(self.zeros), self.theta, self.theta) for name in workers}
 
-    def zeros(self) -> list[float]:
-        return [0.0] * len(self.theta)
+    def zeros(self) -> Values:
+        return np.zeros_like(self.theta)
 
     def pull(self, name: str) -> None:
         worker = self.workers[name]
-        worker.snapshot, worker.answer = list(self.theta), list(self.theta)
+        worker.snapshot = worker.answer = self.theta
         worker.base_version, worker.base_moves = self.version, self.moves
 
-    def commit(self, name: str, update: np.ndarray) -> bool:
+    def commit(self, name: str, update: Any) -> bool:
         """Whether the commit was applied."""
-        worker, values = self.workers[name], [float(value) for value in update]
+        worker = self.workers[name]
         staleness = self.version - worker.base_version
         taken = self.takes(staleness)
         if taken:
-            self.step(worker, values, staleness)
-            self.theta = [float(F(value)) for value in self.theta]
+            self.theta = kept(self.step(worker, kept(update), staleness))
             self.version += 1
         self.hand_over(name)
         worker.commits += 1
@@ -70,7 +78,7 @@ class Oracle:
     def takes(self, staleness: int) -> bool:
         return True
 
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
+    def step(self, worker: Worker, update: Values, staleness: int) -> Any:
         raise NotImplementedError
 
     def hand_over(self, name: str) -> None:
@@ -81,9 +89,8 @@ class Oracle:
 class Descent(Oracle):
     """θ ← θ − η_t·g: Accumulated Gradient Normalization, whose workers average (1710.02368). In float32 throughout."""
 
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
-        eta = F(self.rate(self.version))
-        self.theta = [float(F(value) + F(-eta * F(g))) for value, g in zip(self.theta, update, strict=True)]
+    def step(self, worker: Worker, update: Values, staleness: int) -> Any:
+        return self.theta.astype(F) - F(self.rate(self.version)) * update.astype(F)
 
 
 class Threshold(Descent):
@@ -100,16 +107,15 @@ class Elastic(Oracle):
 
     alpha = 0.1
 
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
-        for i, delta in enumerate(update):
-            x = worker.snapshot[i] + delta
-            pull = self.alpha * (x - self.theta[i])
-            worker.snapshot[i] = float(F(x - pull))
-            self.theta[i] += pull
+    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
+        x = worker.snapshot + update
+        pull = self.alpha * (x - self.theta)
+        worker.snapshot = kept(x - pull)
+        return self.theta + pull
 
     def hand_over(self, name: str) -> None:
         worker = self.workers[name]
-        worker.answer, worker.base_version = list(worker.snapshot), self.version
+        worker.answer, worker.base_version = worker.snapshot, self.version
 
 
 class Compensated(Oracle):
@@ -118,17 +124,12 @@ class Compensated(Oracle):
     compensation = 0.04
     decay = 0.0
 
-    def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:
-        super().__init__(theta, workers, rate)
-        self.mean_square = self.zeros()
-
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
-        for i, g in enumerate(update):
-            strength = self.compensation
-            if self.decay:
-                self.mean_square[i] = float(F(self.decay * self.mean_square[i] + (1 - self.decay) * g * g))
-                strength /= math.sqrt(self.mean_square[i] + 1e-7)
-            self.theta[i] -= self.rate(self.version) * (g + strength * g * g * (self.theta[i] - worker.snapshot[i]))
+    def step(self, worker: Worker, update: Values, staleness: int) -> Any:
+        strength: Any = self.compensation
+        if self.decay:
+            self.state["square"] = kept(self.decay * self.state["square"] + (1 - self.decay) * update**2)
+            strength = strength / np.sqrt(self.state["square"] + 1e-7)
+        return self.theta - self.rate(self.version) * (update + strength * update**2 * (self.theta - worker.snapshot))
 
 
 class Mixed(Oracle):
@@ -137,10 +138,9 @@ class Mixed(Oracle):
     mixing = 0.6
     function: Callable[[int], float] = staticmethod(lambda late: 1.0)
 
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
+    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
         share = self.mixing * self.function(staleness)
-        for i, delta in enumerate(update):
-            self.theta[i] = (1 - share) * self.theta[i] + share * (worker.snapshot[i] + delta)
+        return (1 - share) * self.theta + share * (worker.snapshot + update)
 
 
 def polynomial(a: float) -> Callable[[int], float]:
@@ -159,18 +159,12 @@ class Buffered(Oracle):
     size = 4
     outer_rate = 1.0
 
-    def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:
-        super().__init__(theta, workers, rate)
-        self.waiting: list[list[float]] = []
-
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
-        weight = 1 / math.sqrt(1 + self.moves - worker.base_moves)
-        self.waiting.append([weight * delta for delta in update])
-        if len(self.waiting) == self.size:
-            for i in range(len(self.theta)):
-                self.theta[i] += self.outer_rate * sum(deltas[i] for deltas in self.waiting) / self.size
-            self.waiting.clear()
-            self.moves += 1
+    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
+        self.state["sum"] = self.state["sum"] + update / math.sqrt(1 + self.moves - worker.base_moves)
+        if (self.version + 1) % self.size:
+            return self.theta
+        self.moves += 1
+        return self.theta + self.outer_rate * self.state.pop("sum") / self.size
 
 
 class DelayedNesterov(Oracle):
@@ -182,31 +176,21 @@ class DelayedNesterov(Oracle):
     every = 1
     eager = 0.0
 
-    def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:
-        super().__init__(theta, workers, rate)
-        self.momentum = self.zeros()
-        self.window: list[list[float]] = []
-
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
-        gradient, n, c = [-delta for delta in update], self.every, self.eager
-        self.window.append(gradient)
-        full = len(self.window) == n
-        for i, g in enumerate(gradient):
-            if full:
-                self.momentum[i] = float(F(self.beta * self.momentum[i] + sum(each[i] for each in self.window) / n))
-            share = 1 - c * n + c if full else c
-            self.theta[i] -= self.step_size * (share * self.beta * self.momentum[i] + g / n)
-        if full:
-            self.window.clear()
+    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
+        gradient, n, share = -update, self.every, self.eager
+        self.state["sum"] = self.state["sum"] + gradient
+        if (self.version + 1) % n == 0:
+            self.state["m"] = kept(self.beta * self.state["m"] + self.state.pop("sum") / n)
+            share = 1 - self.eager * n + self.eager
+        return self.theta - self.step_size * (share * self.beta * self.state["m"] + gradient / n)
 
 
 class EqualSay(Oracle):
     """Rescaled ASGD (2605.13434): γ_i in proportion to worker i's time for a gradient, with mean γ over a cycle. The time is
     τ + 1 commits, and a cycle n."""
 
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
-        eta = self.rate(self.version) * (staleness + 1) / len(self.workers)
-        self.theta = [value - eta * g for value, g in zip(self.theta, update, strict=True)]
+    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
+        return self.theta - self.rate(self.version) * (staleness + 1) / len(self.workers) * update
 
 
 class AlongAllMomenta(Oracle):
@@ -215,17 +199,14 @@ class AlongAllMomenta(Oracle):
 
     mu = 0.9
 
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
+    def step(self, worker: Worker, update: Values, staleness: int) -> Any:
         eta = self.rate(self.version)
-        for kept in self.workers.values():
-            kept.kept.setdefault("v", self.zeros())
-        for i, g in enumerate(update):
-            others = sum(each.kept["v"][i] for each in self.workers.values())
-            inner = self.theta[i] + eta * self.mu * others  # the paper's θ
-            before = worker.kept["v"][i]
-            worker.kept["v"][i] = float(F(self.mu * before + g))
-            inner -= eta * worker.kept["v"][i]
-            self.theta[i] = inner - eta * self.mu * (others - before + worker.kept["v"][i])
+        inner = self.theta + eta * self.mu * self._all_momenta()  # the paper's θ
+        worker.kept["v"] = kept(self.mu * worker.kept["v"] + update)
+        return inner - eta * worker.kept["v"] - eta * self.mu * self._all_momenta()
+
+    def _all_momenta(self) -> Any:
+        return sum(each.kept["v"] for each in self.workers.values())
 
 
 class Matched(Oracle):
@@ -237,45 +218,39 @@ class Matched(Oracle):
     pi_max = 5.0
     convention = "after"
 
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
-        eta, before = self.rate(self.version), list(self.theta)
-        wished = self.displacement(worker, update, eta, staleness)
-        for i, g in enumerate(update):
-            delta = -eta * g
-            pi = (self.kappa * abs(wished[i]) - abs(self.theta[i] - worker.snapshot[i])) / (abs(delta) + 1e-16)
-            self.theta[i] += min(max(pi, 0.0), self.pi_max) * delta
-        worker.kept["before"] = before
+    def step(self, worker: Worker, update: Values, staleness: int) -> Values:
+        eta, self.before = self.rate(self.version), self.theta
+        wished, delta = self.displacement(worker, update, eta, staleness), -eta * update
+        pi = (self.kappa * abs(wished) - abs(self.theta - worker.snapshot)) / (abs(delta) + 1e-16)
+        return self.theta + np.clip(pi, 0.0, self.pi_max) * delta
 
     def hand_over(self, name: str) -> None:
-        worker = self.workers[name]
-        before = worker.kept["before"]
         self.pull(name)
+        worker = self.workers[name]
         if self.convention == "paper":
-            worker.snapshot, worker.answer, worker.base_version = before, before, self.version - 1
+            worker.snapshot, worker.answer, worker.base_version = self.before, self.before, self.version - 1
 
-    def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
+    def displacement(self, worker: Worker, update: Values, eta: float, staleness: int) -> Values:
         raise NotImplementedError
 
-    def moment(self, kept: dict[str, list[float]], update: list[float], eta: float, mu: float) -> list[float]:
+    def moment(self, state: dict[str, Values], update: Values, eta: float, mu: float) -> Values:
         """m ← μ·m + g, and the step is −η·m: (24), with the rate of now for all gradients."""
-        before = kept.get("m", self.zeros())
-        kept["m"] = [float(F(mu * m + g)) for m, g in zip(before, update, strict=True)]
-        return [-eta * m for m in kept["m"]]
+        state["m"] = kept(mu * state["m"] + update)
+        return -eta * state["m"]
 
 
 class MomentumMatched(Matched):
     """Momentum SGD as the paper has it (24)."""
 
-    def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
+    def displacement(self, worker: Worker, update: Values, eta: float, staleness: int) -> Values:
         return self.moment(worker.kept, update, eta, self.mu)
 
 
 class NesterovMatched(Matched):
     """Nesterov's momentum as a step of the parameters: v ← μ·v − η·g, and they move by μ·v − η·g."""
 
-    def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
-        velocity = self.moment(worker.kept, update, eta, self.mu)
-        return [self.mu * v - eta * g for v, g in zip(velocity, update, strict=True)]
+    def displacement(self, worker: Worker, update: Values, eta: float, staleness: int) -> Values:
+        return self.mu * self.moment(worker.kept, update, eta, self.mu) - eta * update
 
 
 class AdamMatched(Matched):
@@ -283,31 +258,28 @@ class AdamMatched(Matched):
 
     size = 0.0
 
-    def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
-        k, kept = worker.commits + 1, worker.kept
-        first, second = kept.get("m", self.zeros()), kept.get("v", self.zeros())
-        kept["m"] = [float(F(self.mu * m + (1 - self.mu) * g)) for m, g in zip(first, update, strict=True)]
-        kept["v"] = [float(F(0.999 * v + 0.001 * g * g)) for v, g in zip(second, update, strict=True)]
-        hats = [(m / (1 - self.mu**k), v / (1 - 0.999**k)) for m, v in zip(kept["m"], kept["v"], strict=True)]
-        step = self.size if self.size else eta
-        return [-step * m / (math.sqrt(v) + 1e-8) for m, v in hats]
+    def displacement(self, worker: Worker, update: Values, eta: float, staleness: int) -> Values:
+        k, mine = worker.commits + 1, worker.kept
+        mine["m"] = kept(self.mu * mine["m"] + (1 - self.mu) * update)
+        mine["v"] = kept(0.999 * mine["v"] + 0.001 * update**2)
+        mean, square = mine["m"] / (1 - self.mu**k), mine["v"] / (1 - 0.999**k)
+        return -(self.size or eta) * mean / (np.sqrt(square) + 1e-8)
 
 
 class GloballyMatched(Matched):
     """Eight moments for all workers. A commit's proxy is μ·m_k − η·g, which becomes m_k once in τ + 1 commits. The top three of
     the low 32 bits of version·2654435761 are k."""
 
-    def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:
+    def __init__(self, theta: Any, workers: list[str], rate: Rate) -> None:
         super().__init__(theta, workers, rate)
-        self.shared = [self.zeros() for _ in range(8)]
         self.since_taken = [0] * 8
 
-    def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
+    def displacement(self, worker: Worker, update: Values, eta: float, staleness: int) -> Values:
         k = self.version * 2654435761 % 2**32 // 2**29
-        wished = self.moment(kept := {"m": list(self.shared[k])}, update, eta, self.mu)
+        wished = self.moment(drawn := {"m": self.state[f"m{k}"]}, update, eta, self.mu)
         self.since_taken = [since + 1 for since in self.since_taken]
         if self.since_taken[k] >= staleness + 1:
-            self.shared[k], self.since_taken[k] = kept["m"], 0
+            self.state[f"m{k}"], self.since_taken[k] = drawn["m"], 0
         return wished
 
 
@@ -315,33 +287,27 @@ class LookingAhead(Oracle):
     """GEM around an optimizer (docs/method.md). The optimizer here is a worker's own."""
 
     kappa, reach = 1.5, 0.5
+    n, h, k = 1, 1.0, 0.0
 
-    def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:
-        super().__init__(theta, workers, rate)
-        self.n, self.h, self.k = 1, 1.0, 0.0
-        self.first, self.second = self.zeros(), self.zeros()
-
-    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
+    def step(self, worker: Worker, update: Values, staleness: int) -> Any:
         self.n = min(staleness + 1, 4 * len(self.workers))
         self.h = (self.n + 1) / 2
         self.k += 1 / self.h
         ahead = self.reach * (self.n - 1) * self.k / (self.k + 1)
-        sent = []
-        for i, value in enumerate(update):
-            delta = self.direction(i, value)
-            missed = abs(self.theta[i] - worker.snapshot[i])
-            pi = min(max(self.kappa * math.sqrt(self.n) - missed / abs(delta), 0.0), 1.0) if delta else 0.0
-            self.theta[i] += pi * delta
-            sent.append(self.theta[i] + ahead * pi * delta)
-        self.sent = sent
+        delta = self.direction(update)
+        missed = abs(self.theta - worker.snapshot)
+        share = np.divide(missed, abs(delta), out=self.zeros(), where=delta != 0)
+        move = np.clip(self.kappa * math.sqrt(self.n) - share, 0.0, 1.0) * delta
+        self.sent = self.theta + move + ahead * move
+        return self.theta + move
 
     def hand_over(self, name: str) -> None:
-        super().hand_over(name)
+        self.pull(name)
         worker = self.workers[name]
-        worker.snapshot, worker.answer = list(self.sent), list(self.sent)
+        worker.snapshot = worker.answer = self.sent
 
-    def direction(self, i: int, change: float) -> float:
-        """Δ of one element."""
+    def direction(self, change: Values) -> Any:
+        """Δ."""
         return change / math.sqrt(self.n)
 
 
@@ -350,14 +316,14 @@ class AdamWLookingAhead(LookingAhead):
 
     reach = 1.5
 
-    def direction(self, i: int, gradient: float) -> float:
+    def direction(self, gradient: Values) -> Any:
         beta1, beta2 = 0.9 ** (1 / self.h), 0.999 ** (1 / self.h)
-        self.first[i] = beta1 * self.first[i] + (1 - beta1) * gradient
-        self.second[i] = beta2 * self.second[i] + (1 - beta2) * gradient**2
-        mean, square = self.first[i] / (1 - 0.9**self.k), self.second[i] / (1 - 0.999**self.k)
+        self.state["m"] = beta1 * self.state["m"] + (1 - beta1) * gradient
+        self.state["v"] = beta2 * self.state["v"] + (1 - beta2) * gradient**2
+        mean, square = self.state["m"] / (1 - 0.9**self.k), self.state["v"] / (1 - 0.999**self.k)
         of_the_mean = mean**2 + (square - mean**2) / self.n  # the mean square of the mean of n gradients
-        step = math.sqrt(self.n) * mean / (math.sqrt(of_the_mean) + 1e-8) / self.n
-        return float(-self.rate(self.version) * (step + 0.1 * self.theta[i]))
+        step = math.sqrt(self.n) * mean / (np.sqrt(of_the_mean) + 1e-8) / self.n
+        return -self.rate(self.version) * (step + 0.1 * self.theta)
 
 
 class LionLookingAhead(LookingAhead):
@@ -365,9 +331,8 @@ class LionLookingAhead(LookingAhead):
 
     reach = 1.5
 
-    def direction(self, i: int, gradient: float) -> float:
+    def direction(self, gradient: Values) -> Any:
         beta1, beta2 = 0.9 ** (1 / self.h), 0.99 ** (1 / self.h)
-        mixed = beta1 * self.first[i] + (1 - beta1) * gradient
-        self.first[i] = beta2 * self.first[i] + (1 - beta2) * gradient
-        sign = (mixed > 0) - (mixed < 0)
-        return float(-self.rate(self.version) * (sign / math.sqrt(self.n) + 0.1 * self.theta[i]))
+        mixed = beta1 * self.state["m"] + (1 - beta1) * gradient
+        self.state["m"] = beta2 * self.state["m"] + (1 - beta2) * gradient
+        return -self.rate(self.version) * (np.sign(mixed) / math.sqrt(self.n) + 0.1 * self.theta)

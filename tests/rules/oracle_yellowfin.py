@@ -4,18 +4,18 @@ minimum."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from rules.oracle_rules import Matched, Worker
+from rules.oracle_rules import Matched, Values, Worker
 
 BETA, WINDOW, MAX_MOMENTUM = 0.999, 20, 0.999
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def weighted(values: list[float]) -> float:
+def weighted(values: Any) -> Any:
     """The mean of the values, each weighted by β^age."""
-    weights = [BETA**age for age in range(len(values))][::-1]
-    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+    return np.average(values, axis=0, weights=BETA ** np.arange(len(values))[::-1])
 
 
 def momentum_against_noise(distance: float, least: float, variance: float) -> float:
@@ -40,28 +40,28 @@ def momentum_against_range(least: float, most: float) -> float:
 class YellowFinMatched(Matched):
     """GEM with m ← μ_t·m − η·g for each worker; μ_t comes from the gradients of all workers."""
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
-        self.gradients: list[list[float]] = []
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gradients: list[Values] = []
         self.curvature_range: list[tuple[float, float]] = []
         self.distances: list[float] = []
         self.wanted: list[float] = []
 
-    def tuned(self, gradient: list[float]) -> float:
+    def tuned(self, gradient: Values) -> float:
         """μ_t after one more gradient."""
         self.gradients.append(gradient)
-        squares = [sum(g * g for g in each) for each in self.gradients]
-        self.curvature_range.append((min(squares[-WINDOW:]), max(squares[-WINDOW:])))
-        self.distances.append(weighted([math.sqrt(square) for square in squares]) / weighted(squares))
-        least, most = (weighted([pair[end] for pair in self.curvature_range]) for end in (0, 1))
-        columns = [list(column) for column in zip(*self.gradients, strict=True)]
-        variance = weighted(squares) - sum(weighted(column) ** 2 for column in columns)
-        if len(self.gradients) <= WINDOW:
+        all_ = np.array(self.gradients)
+        squares = (all_**2).sum(axis=1)
+        self.curvature_range.append((squares[-WINDOW:].min(), squares[-WINDOW:].max()))
+        self.distances.append(weighted(np.sqrt(squares)) / weighted(squares))
+        least, most = weighted(self.curvature_range)
+        variance = weighted(squares) - (weighted(all_) ** 2).sum()
+        if len(all_) <= WINDOW:
             self.wanted.append(self.mu)
         else:
             against_noise = momentum_against_noise(weighted(self.distances), least, variance)
             self.wanted.append(min(MAX_MOMENTUM, max(momentum_against_range(least, most), against_noise)))
-        return weighted(self.wanted)
+        return float(weighted(self.wanted))
 
-    def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
-        return self.moment(worker.kept, update, eta, self.tuned([float(np.float32(g)) for g in update]))
+    def displacement(self, worker: Worker, update: Values, eta: float, staleness: int) -> Values:
+        return self.moment(worker.kept, update, eta, self.tuned(update))

@@ -36,23 +36,6 @@ def undisturbed(workers: int, gradients: Iterable[float]) -> tuple[Run, Vector]:
     return run, run.theta - before
 
 
-def test_a_worker_holds_a_point_ahead_of_theta_in_the_direction_of_its_step() -> None:
-    run, step = undisturbed(4, [1.0] * 12)
-    lead, age = run.workers[11 % 4]["snapshot"] - run.theta, 12 / 2.5
-    np.testing.assert_allclose(lead, 1.5 * 3 * age / (age + 1) * step, rtol=1e-4)
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "lion", "worker"])
-def test_one_worker_alone_is_sent_theta_itself(optimizer: str) -> None:
-    random = np.random.default_rng(1)
-    run = Run.of(ahead(optimizer), random.normal(size=SIZE).astype(F))
-    for _ in range(5):
-        facts = run.commit(random.normal(size=SIZE).astype(F) * F(0.01))
-        assert bits(run.theta) == bits(run.workers[0]["snapshot"])
-        assert facts is not None
-        assert facts.max_ratio == 1.0
-
-
 def test_a_worker_alone_that_overlaps_is_not_held_back_by_its_own_step() -> None:
     """Its gradient is one commit late, and was computed on the point that the reply before the last one held."""
     run, sent, full = Run.of(ahead(), np.zeros(SIZE, F)), [np.zeros(SIZE, F)] * 2, []
@@ -137,16 +120,6 @@ def test_a_checkpoint_of_an_earlier_release_goes_on_with_its_number_of_commits()
     for run in (new, old):
         run.commit(np.full(SIZE, 0.5, F))
     assert bits(new.theta) == bits(old.theta)
-
-
-def test_the_bias_correction_holds_where_a_moment_can_remember_no_longer() -> None:
-    """β₂ = 0.99999 with 100 workers: v̂ of gradients that are all 1 is 1, so that |Δ| = η/√n."""
-    run = Run.of(ahead(weight_decay=0.0, optimizer_options="beta2=0.99999"), np.zeros(SIZE, F), 100)
-    for _ in range(50):
-        before = run.theta.copy()
-        run.workers[0]["snapshot"][:] = run.theta
-        run.commit(np.ones(SIZE, F), 0, 99)
-    np.testing.assert_allclose(before - run.theta, 0.01 / 10, rtol=1e-3)
 
 
 def test_a_moment_forgets_however_many_workers_there_are() -> None:

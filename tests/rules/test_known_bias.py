@@ -8,7 +8,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_server.rules import rule_of
 from rules.passes import Run
 
-WORKERS, COPIES, RARE = 8, 4000, 0.05
+WORKERS, COPIES, RARE = 8, 1000, 0.05
 
 
 def learned(samples: int, **settings: str | float) -> float:

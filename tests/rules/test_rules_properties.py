@@ -12,7 +12,7 @@ from gem_server.core.central_variable import require_finite
 from gem_server.rules import RULES, RuleInput, UpdateRule, make_rule
 from gem_server.rules.fused import BINS, BLOCK
 from gem_server.rules.proxies import PROXIES
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from kit.core import bits
@@ -44,13 +44,13 @@ def assert_no_nan(run: Run) -> None:
 def runs(draw: st.DrawFn, *, most: float = 1e3, eta: float = 0.05) -> tuple[Run, list[tuple[int, Vector]]]:
     """A gem run of two workers in any convention, and a few commits for it."""
     size = draw(SIZES)
-    settings: dict[str, Any] = {
+    chosen: dict[str, Any] = {
         "momentum": draw(st.sampled_from([0.0, 0.5, 0.9, 0.999])),
         "kappa": draw(st.sampled_from([0.1, 1.0, 30.0])),
         "pi_max": draw(st.sampled_from([1e-3, 1.0, 5.0, 1e6])),
         "snapshot": draw(st.sampled_from(CONVENTIONS)),
     }
-    rule = make_rule("gem", learning_rate=eta, **settings)
+    rule = make_rule("gem", learning_rate=eta, **chosen)
     run = Run.of(rule, draw(values(size)), workers=2)
     commits = draw(st.lists(st.tuples(st.integers(0, 1), values(size, most)), min_size=1, max_size=6))
     return run, commits
@@ -59,6 +59,7 @@ def runs(draw: st.DrawFn, *, most: float = 1e3, eta: float = 0.05) -> tuple[Run,
 # -- bounds
 
 
+@settings(max_examples=50)
 @given(runs())
 def test_pi_lies_between_zero_and_its_maximum(case: tuple[Run, list[tuple[int, Vector]]]) -> None:
     """By the facts, and by what θ does: it moves against the gradient, by no more than π_max·η·|g|."""
@@ -82,6 +83,7 @@ def test_pi_lies_between_zero_and_its_maximum(case: tuple[Run, list[tuple[int, V
         assert (move * np.sign(gradient) <= rounding).all(), "θ moved along the gradient: π was negative"
 
 
+@settings(max_examples=50)
 @given(runs(), st.integers(0, 1))
 def test_a_gradient_of_zeros_leaves_theta_as_it_is_bit_for_bit(case: tuple[Run, list[tuple[int, Vector]]], worker: int) -> None:
     run, commits = case
@@ -187,8 +189,9 @@ def test_a_rescaled_commit_moves_theta_by_at_most_a_hundred_times_its_delta() ->
 @pytest.mark.parametrize(
     ("name", "value", "named"),
     [
-        *(("learning_rate", value, "learning rate") for value in (0.0, -0.1, 1001.0, np.nan, np.inf)),
-        *(("momentum", value, "momentum") for value in (-0.1, 1.0, 1.5, np.nan)),
+        # The pass computes in float32, which rounds the last one of both to 0 and to 1.
+        *(("learning_rate", value, "learning rate") for value in (0.0, -0.1, 1001.0, np.nan, np.inf, 1e-60)),
+        *(("momentum", value, "momentum") for value in (-0.1, 1.0, 1.5, np.nan, 1 - 1e-12)),
         *(("kappa", value, "kappa") for value in (0.0, -1.0, 1e4, np.nan)),
         *(("epsilon", value, "epsilon") for value in (0.0, 1e-31, 1.1, np.nan)),
         *(("pi_max", value, "pi-max") for value in (0.0, 1e-4, 1e7, np.nan, np.inf)),
@@ -209,12 +212,3 @@ def test_every_rule_refuses_a_learning_rate_of_zero(rule: str) -> None:
 def test_an_unknown_rule_is_refused_and_the_known_ones_named() -> None:
     with pytest.raises(ValueError, match=r"'sgd'.*gem, downpour, adaptive"):
         make_rule("sgd")
-
-
-@pytest.mark.parametrize(
-    "settings", [{"learning_rate": 1e-60}, {"momentum": 1 - 1e-12}], ids=["learning rate becomes 0", "momentum becomes 1"]
-)
-def test_a_hyper_parameter_that_float32_rounds_out_of_its_range_is_refused(settings: dict[str, Any]) -> None:
-    """The pass computes in float32: a learning rate that is zero there, or a momentum that is one, is not what was asked."""
-    with pytest.raises(ValueError, match=r"learning rate|momentum"):
-        make_rule("gem", **settings)

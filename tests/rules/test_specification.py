@@ -11,17 +11,19 @@ from kit.core import bits
 from rules.passes import Run, gradient
 
 F = np.float32
-SIZES = [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 37]
+SIZES = [1, BLOCK - 1, BLOCK, 3 * BLOCK + 37]
+CASES = [*(("momentum", against, 1.0) for against in (1.0, 0.3, 0.0)), ("momentum", 1.0, 0.375), ("global", 1.0, 1.0)]
 COMMITS = 12
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("convention", ["after", "paper", "reference"])
-@pytest.mark.parametrize("proxy", ["momentum", "global"])
-@pytest.mark.parametrize("against", [1.0, 0.3, 0.0])
-def test_the_compiled_pass_equals_the_specification_bit_by_bit(against: float, proxy: str, convention: str, size: int) -> None:
-    """Two workers in turn, so that snapshots are stale. The proxies differ in whose moment a commit continues."""
-    eta, mu, kappa, epsilon, pi_max = 0.05, 0.9, F(1.5), F(1e-12), F(5)
+@pytest.mark.parametrize(("proxy", "against", "share"), CASES)
+def test_the_compiled_pass_equals_the_specification_bit_by_bit(
+    proxy: str, against: float, share: float, convention: str, size: int
+) -> None:
+    """Two workers in turn, so that snapshots are stale. The proxies differ in whose moment a commit continues, and one of them
+    counts shares of a batch."""
     rule = make_rule("gem", snapshot=convention, proxy=proxy, kappa=1.5, epsilon=1e-12, against=against)
     random = np.random.default_rng(size)
     run = Run.of(rule, random.normal(size=size).astype(F), workers=2)
@@ -29,39 +31,15 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(against: float, p
         update, buffers = gradient(random, size), run.workers[version % 2]
         drawn = f"moment_{(version * 2654435761 & 0xFFFFFFFF) * 8 >> 32}"
         moments, name = (buffers, "moment") if proxy == "momentum" else (run.shared.buffers, drawn)
+        weight = [1.0, share][version % 2]
         expected, snapshot, moment, _ = gem(
-            run.theta.copy(),
-            buffers["snapshot"],
-            moments[name],
-            update,
-            eta,
-            mu,
-            kappa,
-            epsilon,
-            pi_max,
-            convention,
-            F(against),
-        )
-        run.commit(update, version % 2)
+            run.theta.copy(), buffers["snapshot"], moments[name], update, 0.05, 0.9, F(1.5), F(1e-12), F(5), convention,
+            F(against), weight,
+        )  # fmt: skip
+        run.commit(update, version % 2, weight=weight)
         assert bits(run.theta) == bits(expected)
         assert bits(buffers["snapshot"]) == bits(snapshot)
         assert bits(moments[name]) == bits(moment)
-
-
-@pytest.mark.parametrize("convention", ["after", "paper", "reference"])
-def test_a_commit_counts_its_share_of_a_batch_bit_by_bit(convention: str) -> None:
-    rule, random = make_rule("gem", snapshot=convention, kappa=1.5, epsilon=1e-12), np.random.default_rng(3)
-    run = Run.of(rule, random.normal(size=BLOCK + 3).astype(F), workers=2)
-    for version in range(COMMITS):
-        update, buffers, weight = gradient(random, BLOCK + 3), run.workers[version % 2], [1.0, 0.375][version % 2]
-        theta, snapshot, moment, _ = gem(
-            run.theta.copy(), buffers["snapshot"], buffers["moment"], update, 0.05, 0.9, F(1.5), F(1e-12), F(5), convention,
-            weight=weight,
-        )  # fmt: skip
-        run.commit(update, version % 2, weight=weight)
-        assert bits(run.theta) == bits(theta)
-        assert bits(buffers["snapshot"]) == bits(snapshot)
-        assert bits(buffers["moment"]) == bits(moment)
 
 
 @pytest.mark.parametrize("name", ["downpour", "adaptive", "ringmaster"])

@@ -8,7 +8,6 @@ import pytest
 from gem_server import apply_loop
 from gem_server.core import releases
 from gem_server.core.leases import Lease, LeaseTable
-from gem_server.core.records import Kind
 from gem_server.core.releases import Releases
 from gem_server.core.values import EndReason
 from gem_server.durability import replay
@@ -64,7 +63,7 @@ def makes_the_held_reply_of_a_lease_that_has_ended(patch: pytest.MonkeyPatch) ->
 @planted(servers=1, seed=65)
 def replays_no_release(patch: pytest.MonkeyPatch) -> None:
     """A worker's snapshot would be the one of its commit, one might think."""
-    patch.setitem(replay._HANDLERS, Kind.RELEASED, lambda core, record, now: None)
+    patch.setattr(replay, "_released", lambda core, fields: None)
 
 
 @planted(servers=1, seed=149)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from gem_api.layout import Layout
 
-from gem_server.core import checks, optimizer_choice
+from gem_server.core import checks
 from gem_server.core.leases import Lease
-from gem_server.core.optimizer_choice import Choice
+from gem_server.core.optimizer_choice import Choice, adopted, require_agreement
 from gem_server.core.records import Kind, Record
 from gem_server.core.values import Ended, EndReason, LeaderRegistration, Registration
 
@@ -55,8 +55,11 @@ def register(
         _follow(core, leader)
         predecessor = core.leases.named(worker)
     new = not core.central.initialized and _alone(core, predecessor)
-    settings = optimizer_choice.settings_with(choice, core.started_with if new else core.settings, core.stated, new)
-    if not new:
+    if new:
+        settings = adopted(core.started_with, core.stated, choice)
+    else:
+        settings = core.settings
+        require_agreement(settings, choice, core.stated)
         core.central.require_fitting(layout)
     rule = core.rule if settings == core.settings else checks.rule_for_worker(settings)
     checks.require_trainable(rule, layout)

@@ -113,14 +113,6 @@ class Lease:
             return self.buffers
         return {**self.buffers, REPLY: self.shared_reply}
 
-    def adopt(self, region: Region, copied: bool = False) -> None:
-        """Receives gradients and sends replies through shared memory from now on.
-
-        The worker may write anything there at any time. The rule's buffers therefore stay in the server's own memory. A
-        gradient is either `copied` before it is used, or checked again when the rule reads it.
-        """
-        self.region, self.copied = region, copied
-
     @property
     def overlaps(self) -> bool:
         """Whether the worker computes a gradient while a commit is under way, and so has two snapshots."""

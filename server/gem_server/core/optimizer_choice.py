@@ -17,15 +17,6 @@ Choice: TypeAlias = OptimizerChoice | None  # None: a worker that brings no opti
 _SCHEDULE_FIELDS = frozenset(each.name for each in fields(Schedule))
 
 
-def settings_with(choice: Choice, settings: Hyperparameters, stated: Collection[str], new: bool) -> Hyperparameters:
-    """The hyper-parameters of a run that a worker with this choice joins: a new run adopts it, another must have the same.
-    Raises InvalidRequest as `adopted` and `require_agreement`."""
-    if new:
-        return adopted(settings, stated, choice)
-    require_agreement(settings, choice, stated)
-    return settings
-
-
 def adopted(settings: Hyperparameters, stated: Collection[str], choice: Choice) -> Hyperparameters:
     """The hyper-parameters of a new run whose first worker brings `choice`.
 

@@ -21,11 +21,7 @@ MAX_WAIT_SECONDS = 5.0  # seconds that a reply waits at most: far below the 60 a
 
 
 class Releases:
-    """Holds the replies of a run's workers. A restart holds none: what was held gets its reply when it is asked for again.
-
-    Args:
-        core: The run.
-    """
+    """Holds the replies of a run's workers. A restart holds none: what was held gets its reply when it is asked for again."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -268,9 +268,13 @@ class Core:
     # -- memory shared with a worker on this machine
 
     def adopt_region(self, lease: Lease, region: Region) -> None:
-        """Has a lease's gradients and replies lie in a region that its worker shares."""
+        """Has a lease's gradients and replies lie in a region that its worker shares.
+
+        The worker may write anything there at any time. The rule's buffers therefore stay in the server's own memory. A
+        gradient is either copied before it is used, or checked again when the rule reads it.
+        """
         if lease.region is not region:
-            lease.adopt(region, copied=self.logged or self.norms.bounded or not self.rule.reads_once)
+            lease.region, lease.copied = region, self.logged or self.norms.bounded or not self.rule.reads_once
             self.leases.recount(lease)
 
     # -- a commit: admit, (receive), ticket, begin, (run), finish

@@ -38,7 +38,7 @@ from gem_server.durability.capture import Capture, state_buffers
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.state import LeaseState, State, encoded, state_of
-from gem_server.durability.storage import Storage, write_atomically
+from gem_server.durability.storage import DISK, Storage, write_atomically
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.rules.base import Buffers
 
@@ -57,9 +57,9 @@ class ForeignCheckpoint(BadCheckpoint):
     older one takes its place."""
 
 
-def list_checkpoints(directory: Path, storage: Storage | None = None) -> list[Path]:
+def list_checkpoints(directory: Path, storage: Storage = DISK) -> list[Path]:
     """The checkpoints in a directory, newest first."""
-    entries = (storage or Storage()).glob(directory, "checkpoint-*")
+    entries = storage.glob(directory, "checkpoint-*")
     found = [(order, entry) for entry in entries if (order := version_and_serial(entry.name)) is not None]
     return [entry for _, entry in sorted(found, reverse=True)]
 
@@ -109,7 +109,7 @@ def write(
     directory: Path,
     captured: Capture,
     keep: int,
-    storage: Storage | None = None,
+    storage: Storage = DISK,
     logger: Logger | None = None,
 ) -> Path:
     """Writes a checkpoint atomically, then removes all but the newest `keep`; `logger` reports it if that fails.
@@ -117,7 +117,6 @@ def write(
     Raises:
         OSError: It could not be written; nothing of it is left, and the older ones are intact.
     """
-    storage = storage or Storage()
     storage.make_directories(directory)
     _remove_left_over(directory, storage)
     path, scratch = _next_name(directory, captured.state.version, storage), directory / f".writing-{os.getpid()}"

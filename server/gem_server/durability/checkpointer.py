@@ -24,7 +24,7 @@ from gem_server.durability.capture import Capture, copies_at_most
 from gem_server.durability.journal import Journal
 from gem_server.durability.recovery import capture, save
 from gem_server.durability.scratch import Scratch
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import DISK, Storage
 from gem_server.telemetry.progress import Progress
 
 _TICK_SECONDS = 0.2
@@ -36,13 +36,7 @@ T = TypeVar("T")
 
 
 class Written(NamedTuple):
-    """A checkpoint on the disk.
-
-    Attributes:
-        version: The version of θ in it.
-        path: Its folder.
-        sha256: SHA-256 of its state.json.
-    """
+    """A checkpoint on the disk: the version of θ in it, its folder, and the SHA-256 of its state.json."""
 
     version: int
     path: Path
@@ -86,7 +80,7 @@ class Checkpointer:
     after_write: Callable[[], None] = lambda: None
     journal: Journal | None = None
     log_limit: int = 0
-    storage: Storage | None = None
+    storage: Storage = DISK
     in_thread: InThread = asyncio.to_thread
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 

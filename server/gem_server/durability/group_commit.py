@@ -8,7 +8,6 @@ import errno
 import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
 
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.logs import Logger
@@ -25,12 +24,13 @@ REMIND_SECONDS = 60.0  # between two log lines about the same stall
 THREADS = 2  # that write the log, each with a sync of its own
 
 
-class Durability(Protocol):
-    """The log as a servicer waits for it before it replies."""
+class Durability:
+    """The log as a servicer waits for it before it replies. This one is of a server without a log: it waits for nothing."""
 
     @property
     def stall(self) -> Stall | None:
         """The reason why no commit can be acknowledged at present; None if all is well."""
+        return None
 
     async def begin(self) -> None:
         """Call this when θ has its first value. Returns once that is saved. Raises Overloaded if it can't be saved now."""
@@ -41,6 +41,7 @@ class Durability(Protocol):
     def awaited(self, number: int) -> asyncio.Future[None] | None:
         """A future that is done once the record of that number is on the disk; None if it is there. Raises Overloaded, or the
         future does, if it can't be written now."""
+        return None
 
     def hurry(self) -> None:
         """Has records written soon, though nobody waits for them: what they hold is needed."""
@@ -49,24 +50,7 @@ class Durability(Protocol):
         """Returns once every record so far is on the disk. Raises Overloaded if they can't be written now."""
 
 
-class Unlogged:
-    """A server without a log: waits for nothing."""
-
-    stall: Stall | None = None
-
-    async def begin(self) -> None: ...
-
-    def require_writable(self) -> None: ...
-
-    def awaited(self, number: int) -> None:
-        return None
-
-    def hurry(self) -> None: ...
-
-    async def settled(self) -> None: ...
-
-
-class GroupCommit:
+class GroupCommit(Durability):
     """Writes a journal on threads of its own. Its methods are called under the event loop's lock.
 
     A thread writes what has collected, as one group, and syncs it. Meanwhile another thread writes the next group, so that two

@@ -16,13 +16,7 @@ _RECORD_BYTES = 256  # approximate size of a record without its payload
 
 
 class Waiting(NamedTuple):
-    """A record that is not on the disk yet.
-
-    Attributes:
-        serial: The serial number of the segment that it belongs to.
-        number: Its number in the log.
-        record: The record.
-    """
+    """A record that is not on the disk yet, with the serial number of its segment, and its number in the log."""
 
     serial: int
     number: int
@@ -30,12 +24,8 @@ class Waiting(NamedTuple):
 
 
 class LogPosition(NamedTuple):
-    """The place where a checkpoint's log begins.
-
-    Attributes:
-        serial: The serial number of its first segment.
-        number: The number of the last record before it.
-    """
+    """The place where a checkpoint's log begins: the serial number of its first segment, and the number of the last record
+    before it."""
 
     serial: int
     number: int

@@ -18,7 +18,7 @@ from gem_server.core.records import Kind
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery
 from gem_server.durability.segment import DamagedLog, ForeignLog, Segment, name, serials
-from gem_server.durability.storage import Storage, write_atomically
+from gem_server.durability.storage import DISK, write_atomically
 from gem_server.rules import require_named
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -114,7 +114,7 @@ def replay(folder: Path, version: int | None, rule: str | None, out: Path) -> No
     metadata = {"format": "pt", "gem_version": str(core.central.version), "gem_run_id": core.run_id}
     try:
         scratch = out.with_name(f".{out.name}.tmp")
-        with write_atomically(Storage(), scratch, out):
+        with write_atomically(DISK, scratch, out):
             save_file(layout.split(core.central.theta), scratch, metadata)
     except (OSError, SafetensorError) as error:
         raise click.ClickException(f"can't write {out}: {error}") from None

@@ -12,13 +12,7 @@ from gem_server.durability.write_order import Group
 
 
 class LogFile:
-    """Writes groups of records, each to its segment. All methods raise OSError.
-
-    Args:
-        storage: The file operations to write it with.
-        directory: The log's folder.
-        new_seed: Returns 32 random bits.
-    """
+    """Writes groups of records, each to its segment. All methods raise OSError. `new_seed` returns 32 random bits."""
 
     def __init__(self, storage: Storage, directory: Path, new_seed: Callable[[], int] = lambda: secrets.randbits(32)) -> None:
         self._storage = storage

@@ -14,12 +14,7 @@ _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 1) for base in 
 
 
 class LogMetrics(Collector):
-    """The size and speed of the write-ahead log, and whether it can be written.
-
-    Args:
-        registry: Where to register.
-        journal: Read at each scrape.
-    """
+    """The size and speed of the write-ahead log, and whether it can be written; read at each scrape."""
 
     def __init__(self, registry: CollectorRegistry, journal: Journal) -> None:
         self._journal = journal

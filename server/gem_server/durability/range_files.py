@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +34,7 @@ class BadRanges(ValueError):
 
 @dataclass(frozen=True)
 class RangeFiles:
-    """One range's checkpoint, checked.
-
-    Attributes:
-        path: Its folder.
-        state: Its state.
-        layout: The layout of its buffers.
-    """
+    """One range's checkpoint, checked, with the layout of its buffers."""
 
     path: Path
     state: State
@@ -201,16 +195,12 @@ class Joined:
 
     def __call__(self, begin: int, end: int) -> Vector:
         """Elements [begin, end): float32, shape (end − begin,)."""
-        out = empty(end - begin)
-        at = bisect_right(self._begins, begin) - 1
-        while begin < end:
-            segment = self._segments[at]
-            last = min(end, segment.end)
-            np.copyto(
-                out[out.size - (end - begin) :][: last - begin], segment.elements(begin - segment.begin, last - segment.begin)
-            )
-            begin, at = last, at + 1
-        return out
+        if begin == end:
+            return empty(0)
+        those = self._segments[bisect_right(self._begins, begin) - 1 : bisect_left(self._begins, end)]
+        return np.concatenate(
+            [each.elements(max(begin, each.begin) - each.begin, min(end, each.end) - each.begin) for each in those]
+        )
 
 
 def joined_theta(found: Sequence[RangeFiles]) -> Joined:

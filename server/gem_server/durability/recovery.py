@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from gem_api.formats import CHECKPOINT, MAX_STATE_BYTES, checkpoint_number
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.logs import Logger
 from gem_api.process.regular_file import read_regular
-from gem_api.ranges import Range
 from gem_api.schema import COUNT, Maybe, require
 
 from gem_server.core.records import Kind, Record
@@ -27,7 +27,7 @@ from gem_server.durability.replay import Log, apply
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.segment import put_aside, serials
 from gem_server.durability.state import State
-from gem_server.durability.storage import FULL, Storage
+from gem_server.durability.storage import DISK, FULL, Storage
 
 UNREADABLE = LogPosition(0, 0)  # of a checkpoint that can't be read now: it may need any segment
 
@@ -93,10 +93,11 @@ def recover(
     return Recovered(core, path, saved, number, torn, None if state.last else missing)
 
 
-def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], Core], version: int | None) -> Core:
+def rebuild(directory: Path, new_core: Callable[..., Core], version: int | None) -> Core:
     """Rebuilds a run as it was at a version, by default the newest. Changes nothing in the folder.
 
-    `new_core` makes an empty core, given the run's id, its hyperparameters and the part of the model that the checkpoint holds.
+    `new_core` makes an empty core, given the run's id, its hyperparameters and, as `part`, the part of the model that the
+    checkpoint holds.
 
     Raises:
         ValueError: The checkpoints and the log do not reach that version.
@@ -105,7 +106,7 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], C
     for path in checkpoint.list_checkpoints(directory):
         state = checkpoint.read_state(path)
         if version is None or state.version <= version:
-            core = _restored(path, state, _of_part(new_core, state.part), 0.0)
+            core = _restored(path, state, partial(new_core, part=state.part), 0.0)
             replay(directory, state, core, 0.0, version)
             if version not in (None, core.central.version):
                 raise ValueError(
@@ -113,10 +114,6 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], C
                 )
             return core
     raise ValueError(f"every checkpoint in {directory} is newer than version {version}; checkpoint_keep sets how many are kept")
-
-
-def _of_part(new_core: Callable[[str, Hyperparameters, Range], Core], part: Range) -> Callable[[str, Hyperparameters], Core]:
-    return lambda run_id, settings: new_core(run_id, settings, part)
 
 
 def _restored(path: Path, state: State, new_core: Callable[[str, Hyperparameters], Core], now: float) -> Core:
@@ -144,7 +141,7 @@ def save(
     directory: Path,
     captured: Capture,
     keep: int,
-    storage: Storage | None = None,
+    storage: Storage = DISK,
     logger: Logger | None = None,
     make_room: bool = False,
 ) -> Path:
@@ -154,7 +151,7 @@ def save(
     try:
         path = checkpoint.write(directory, captured, keep, storage, logger)
     except OSError as error:
-        if not (make_room and error.errno in FULL and checkpoint.make_room(directory, keep, storage or Storage())):
+        if not (make_room and error.errno in FULL and checkpoint.make_room(directory, keep, storage)):
             raise
         forget_segments(directory, storage, reuse=False)
         path = checkpoint.write(directory, captured, keep, storage, logger)
@@ -205,9 +202,9 @@ def next_serial(checkpoints: Path) -> int:
     return max([*serials(log_directory(checkpoints)), *named], default=0) + 1
 
 
-def forget_segments(checkpoints: Path, storage: Storage | None = None, reuse: bool = True) -> None:
+def forget_segments(checkpoints: Path, storage: Storage = DISK, reuse: bool = True) -> None:
     """Retires the segments that no checkpoint in the folder needs any more. With `reuse`, keeps files to be written over."""
-    storage, directory = storage or Storage(), log_directory(checkpoints)
+    directory = log_directory(checkpoints)
     with suppress(OSError):  # it is tried again with the next checkpoint
         needed = min(
             (

@@ -69,29 +69,36 @@ class Log:
 
 def apply(core: Core, record: Record, now: float) -> None:
     """Applies a record to the core. Raises DamagedLog if it does not fit the core's state."""
-    fields = record.fields
     try:
-        _HANDLERS[record.kind](core, record, now)
+        _apply(core, record, now)
     except (GemError, KeyError, ValueError, TypeError) as error:
-        raise DamagedLog(f"a record does not fit the run so far ({record.kind} {fields}): {error}") from error
+        raise DamagedLog(f"a record does not fit the run so far ({record.kind} {record.fields}): {error}") from error
 
 
-def _began(core: Core, record: Record, now: float) -> None:
-    core.change(Hyperparameters(**record.fields))
-
-
-def _opened(core: Core, record: Record, now: float) -> None:
+def _apply(core: Core, record: Record, now: float) -> None:
     fields = record.fields
-    core.reopen(fields["lease"], fields["worker"], fields["overlap"], fields["owner"], now)
+    match record.kind:
+        case Kind.BEGAN:
+            core.change(Hyperparameters(**fields))
+        case Kind.OPENED:
+            core.reopen(fields["lease"], fields["worker"], fields["overlap"], fields["owner"], now)
+        case Kind.ENDED:
+            core.leave(fields["lease"], EndReason(fields["reason"]))
+        case Kind.PULLED:
+            _pulled(core, fields)
+        case Kind.COMMITTED:
+            _committed(core, record, now)
+        case Kind.RELEASED:
+            _released(core, fields)
+        case Kind.DEALT:
+            core.deal(core.leases.get(fields["lease"]), fields["samples"], fields["holding"])
+        case Kind.COMPLETED:
+            core.complete_shard(fields["lease"], fields["shard"], now)
 
 
-def _ended(core: Core, record: Record, now: float) -> None:
-    core.leave(record.fields["lease"], EndReason(record.fields["reason"]))
-
-
-def _pulled(core: Core, record: Record, now: float) -> None:
-    lease = core.leases.get(record.fields["lease"])
-    _require_version(core.central.version, record.fields["version"])
+def _pulled(core: Core, fields: dict[str, Any]) -> None:
+    lease = core.leases.get(fields["lease"])
+    _require_version(core.central.version, fields["version"])
     with suppress(RuleFailed):  # the rule raised in the run too
         core.pull(lease)
 
@@ -125,32 +132,10 @@ def _header(core: Core, fields: dict[str, Any]) -> Header:
     )  # fmt: skip
 
 
-def _released(core: Core, record: Record, now: float) -> None:
-    fields = record.fields
+def _released(core: Core, fields: dict[str, Any]) -> None:
     _require_version(core.central.version, fields["version"])
     source = core.leases.get(fields["source"]) if fields["source"] else None
     release(core, [(core.leases.get(lease_id), ratio) for lease_id, ratio in fields["leases"]], source)
-
-
-def _dealt(core: Core, record: Record, now: float) -> None:
-    fields = record.fields
-    core.deal(core.leases.get(fields["lease"]), fields["samples"], fields["holding"])
-
-
-def _completed(core: Core, record: Record, now: float) -> None:
-    core.complete_shard(record.fields["lease"], record.fields["shard"], now)
-
-
-_HANDLERS = {
-    Kind.BEGAN: _began,
-    Kind.OPENED: _opened,
-    Kind.ENDED: _ended,
-    Kind.PULLED: _pulled,
-    Kind.COMMITTED: _committed,
-    Kind.RELEASED: _released,
-    Kind.DEALT: _dealt,
-    Kind.COMPLETED: _completed,
-}
 
 
 def _require_version(found: int, recorded: int) -> None:

@@ -36,7 +36,7 @@ from gem_server.durability.range_files import (
     require_end,
 )
 from gem_server.durability.state import State
-from gem_server.durability.storage import Storage, write_atomically
+from gem_server.durability.storage import DISK, Storage, write_atomically
 from gem_server.rules import RULES, rule_of
 from gem_server.rules.base import require_by_element
 
@@ -45,12 +45,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Resharding:
-    """A run that is about to be cut anew.
-
-    Attributes:
-        found: The checkpoints of its ranges, in order.
-        count: The number of ranges to cut it into.
-    """
+    """A run, with the checkpoints of its ranges in order, that is about to be cut into `count` ranges."""
 
     found: Sequence[RangeFiles]
     count: int
@@ -154,7 +149,7 @@ def nbytes(resharding: Resharding) -> int:
     return FLOAT_BYTES * resharding.layout.size * (1 + len(joined_buffers(resharding.found)))
 
 
-def write(resharding: Resharding, out: Path, advance: Advance = lambda nbytes: None, storage: Storage | None = None) -> None:
+def write(resharding: Resharding, out: Path, advance: Advance = lambda nbytes: None, storage: Storage = DISK) -> None:
     """Writes a folder of checkpoints for each new range: out/range-0 and so on; `out` itself if there is only one.
 
     Everything is written beside `out` first, and appears there whole or not at all. `advance` is called with the bytes written.
@@ -164,7 +159,7 @@ def write(resharding: Resharding, out: Path, advance: Advance = lambda nbytes: N
         OSError: It can't be written.
     """
     require_new(out)
-    storage, out = storage or Storage(), out.absolute()
+    out = out.absolute()
     theta, buffers = joined_theta(resharding.found), joined_buffers(resharding.found)
     scratch = out.parent / f".{out.name}.writing-{os.getpid()}"
     with write_atomically(storage, scratch, out):

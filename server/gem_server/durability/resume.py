@@ -22,7 +22,7 @@ from gem_server.durability import checkpoint, recovery
 from gem_server.durability.journal import Journal
 from gem_server.durability.log_file import LogFile
 from gem_server.durability.segment import DamagedLog
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import DISK
 from gem_server.rules import require_named
 
 
@@ -46,10 +46,10 @@ def make_log(config: ServerConfig, run_id: str, number: int) -> tuple[Journal, L
         return None
     directory = recovery.log_directory(config.checkpoint_dir)
     try:
-        Storage().make_directories(directory, 0o700)
+        DISK.make_directories(directory, 0o700)
     except OSError as error:
         raise StartError(f"can't create the log's folder: {error}") from error
-    return Journal(run_id, recovery.next_serial(config.checkpoint_dir), number), LogFile(Storage(), directory)
+    return Journal(run_id, recovery.next_serial(config.checkpoint_dir), number), LogFile(DISK, directory)
 
 
 def make_core(config: ServerConfig, clock: Callable[[], float], logger: Logger) -> Beginning:
@@ -189,7 +189,7 @@ def lock_directory(directory: Path, logger: Logger) -> IO[bytes]:
     """Locks a checkpoint folder against other servers until the returned file is closed. Raises StartError."""
     with ExitStack() as opened:
         try:
-            Storage().make_directories(directory)
+            DISK.make_directories(directory)
             file = opened.enter_context((directory / ".lock").open("ab"))
             if not sync_directory(directory):
                 logger.warning(

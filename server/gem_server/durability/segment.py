@@ -115,16 +115,8 @@ def _take_spare(storage: Storage, directory: Path) -> tuple[Path, NewFile, int]:
 
 
 class SegmentWriter:
-    """A new segment. All methods raise OSError, and NoRoom if the disk can't hold it; a batch that failed can be written again.
-
-    Args:
-        storage: The file operations to write it with.
-        directory: The log's folder.
-        serial: The segment's serial number.
-        first: Number of its first record.
-        seed: 32 random bits.
-        run_id: 8 characters.
-    """
+    """A new segment, from record number `first` on; `seed` is 32 random bits. All methods raise OSError, and NoRoom if the disk
+    can't hold it; a batch that failed can be written again."""
 
     def __init__(self, storage: Storage, directory: Path, serial: int, first: int, seed: int, run_id: str) -> None:
         self.serial = serial

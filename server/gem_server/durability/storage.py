@@ -92,6 +92,9 @@ class Storage:
         sync_directory(path)
 
 
+DISK = Storage()
+
+
 @contextmanager
 def write_atomically(storage: Storage, scratch: Path, path: Path) -> Iterator[None]:
     """Makes a file or a folder appear at `path` whole or not at all. The block writes it to `scratch`, and syncs it.

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 from gem_api.layout import Vector
-from gem_api.update_kind import UpdateKind
 
 from gem_server.rules.base import ArrayRule, Buffers, RuleInput, require, require_rate
 
@@ -28,6 +27,7 @@ class Aeasgd(ArrayRule):
     learning_rate: float = 0.05
     alpha: float = 0.1
     name: ClassVar[str] = "aeasgd"
+    kind = "delta"
     by_element = True
     temporaries = 2
     replies_may_wait = False  # the reply is x, which the others' commits don't change
@@ -35,10 +35,6 @@ class Aeasgd(ArrayRule):
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)
         require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], not {self.alpha}")
-
-    @property
-    def kind(self) -> UpdateKind:
-        return "delta"
 
     def apply(self, layout: object, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         self.move(theta, update, buffers, rule_input)

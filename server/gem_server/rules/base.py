@@ -172,15 +172,16 @@ class UpdateRule(ABC):
     temporaries: int = 0
     weighs: bool = False
     by_element: bool = False
+    kind: UpdateKind = "gradient"
 
     @property
     @abstractmethod
     def learning_rate(self) -> float:
         """The learning rate η."""
 
-    @property
-    def kind(self) -> UpdateKind:
-        return "gradient"
+    def set_traits(self, **traits: object) -> None:
+        """Sets attributes that follow from the settings. The dataclass is frozen: call it in `__post_init__`."""
+        vars(self).update(traits)
 
     @cached_property
     def threads(self) -> Threads:
@@ -189,7 +190,7 @@ class UpdateRule(ABC):
 
     def use_threads(self, threads: Threads) -> None:
         """Splits `apply` over these threads. The bits of θ and the buffers, and the counts, do not depend on it."""
-        vars(self)["threads"] = threads  # the dataclass is frozen; cached_property does the same
+        self.set_traits(threads=threads)
 
     @cached_property
     def largest(self) -> np.float32:

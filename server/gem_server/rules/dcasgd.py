@@ -37,10 +37,7 @@ class DcAsgd(ArrayRule):
         require_rate(self.learning_rate)
         require(0 <= self.compensation <= 1e3, f"compensation (λ) must lie in [0, 1000], not {self.compensation}")
         require(0 <= self.mean_square < 1, f"mean_square (m) must lie in [0, 1), not {self.mean_square}; 0 for a constant λ")
-
-    @property
-    def shared(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("mean_square",) if self.mean_square else ()
+        self.set_traits(shared=("mean_square",) if self.mean_square else ())
 
     @property
     def largest(self) -> np.float32:

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 from gem_api.layout import Vector
-from gem_api.update_kind import UpdateKind
 
 from gem_server.rules.base import MAX_MOVE, ArrayRule, Buffers, RuleInput, require, require_rate
 
@@ -31,6 +30,7 @@ class DiLoCo(ArrayRule):
     delay: int = 1
     eager: float = 0.0
     name: ClassVar[str] = "diloco"
+    kind = "delta"
     temporaries = 2
     shared = ("momentum", "gathered")
 
@@ -40,14 +40,7 @@ class DiLoCo(ArrayRule):
         require(0 <= self.outer_momentum < 1, f"outer_momentum (β) must lie in [0, 1), not {self.outer_momentum}")
         require(1 <= self.delay <= 1_000_000, f"delay (N) must lie in [1, 1000000], not {self.delay}")
         require(0 <= self.eager * self.delay <= 1, f"eager (c) must lie in [0, 1/delay], not {self.eager}")
-
-    @property
-    def kind(self) -> UpdateKind:
-        return "delta"
-
-    @property
-    def by_element(self) -> bool:  # type: ignore[override]
-        return self.delay == 1  # else the commits that a step gathers would differ between ranges
+        self.set_traits(by_element=self.delay == 1)  # else the commits that a step gathers would differ between ranges
 
     def move(self, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         momentum, gathered = rule_input.shared.buffers["momentum"], rule_input.shared.buffers["gathered"]

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 from gem_api.layout import Vector
-from gem_api.update_kind import UpdateKind
 
 from gem_server.rules.base import ArrayRule, Buffers, RuleInput, require, require_rate
 
@@ -33,6 +32,7 @@ class FedAsync(ArrayRule):
     a: float = 0.5
     b: float = 4.0
     name: ClassVar[str] = "fedasync"
+    kind = "delta"
     by_element = True
     temporaries = 1
 
@@ -41,10 +41,6 @@ class FedAsync(ArrayRule):
         require(0 < self.mixing <= 1, f"mixing (α) must lie in (0, 1], not {self.mixing}")
         require(self.staleness in _FUNCTIONS, f"staleness is one of {', '.join(_FUNCTIONS)}, not {self.staleness!r}")
         require(0 <= self.a <= 1e3 and 0 <= self.b <= 1e6, f"a lies in [0, 1000], b in [0, 1e6], not {self.a}, {self.b}")
-
-    @property
-    def kind(self) -> UpdateKind:
-        return "delta"
 
     def scale(self, rule_input: RuleInput, pi: object = None) -> float:
         """α_τ: the weight of the worker's parameters."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 from gem_api.layout import Vector
-from gem_api.update_kind import UpdateKind
 
 from gem_server.rules.base import MAX_MOVE, ArrayRule, Buffers, RuleInput, require, require_rate
 
@@ -27,6 +26,7 @@ class FedBuff(ArrayRule):
     buffer_size: int = 10
     outer_rate: float = 1.0
     name: ClassVar[str] = "fedbuff"
+    kind = "delta"
     temporaries = 1
     shared = ("gathered",)
 
@@ -34,10 +34,6 @@ class FedBuff(ArrayRule):
         require_rate(self.learning_rate)
         require(1 <= self.buffer_size <= 1_000_000, f"buffer_size (K) must lie in [1, 1000000], not {self.buffer_size}")
         require(0 < self.outer_rate <= 1e3, f"outer_rate (η_g) must lie in (0, 1000], not {self.outer_rate}")
-
-    @property
-    def kind(self) -> UpdateKind:
-        return "delta"
 
     def scale(self, rule_input: RuleInput, pi: object = None) -> float:
         """1/√(1 + τ'): the weight of a delta."""

@@ -66,9 +66,9 @@ class Scalars(NamedTuple):
     outside: float
     pi_max: float
     limit: np.float32
-    against: float
-    ahead: float
-    share: float
+    against: float = 1.0
+    ahead: float = 0.0
+    share: float = 1.0
 
 
 @compiled(fastmath={"reassoc", "contract"}, **_OPTIONS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -75,47 +74,23 @@ class Gem(GradientRule):
         if self.proxy_rate:
             require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must be 0 or lie in [1e-30, 1000], not {self.proxy_rate}")
         require(0 <= self.against <= 1, f"against must lie in [0, 1], not {self.against}")
-
-    @property
-    def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
-        mine = (*self._proxy.buffers, "snapshot")
-        return (*mine, "answer") if self._by_reference else mine
+        proxy, by_momentum = self._proxy, isinstance(self._proxy, Momentum)
+        mine = (*proxy.buffers, "snapshot")
+        self.set_traits(
+            buffers=(*mine, "answer") if self._by_reference else mine,
+            numbers=proxy.numbers,
+            temporaries=proxy.temporaries,
+            reads_once=by_momentum,
+            weighs=by_momentum,
+            by_element=proxy.by_element,
+            reply_buffer="answer" if self._by_reference else "snapshot",
+            replies_before=self.snapshot == "paper",
+            replies_may_wait=self.snapshot == "after",  # else s is the θ of the worker's own commit
+        )
 
     @property
     def shared(self) -> tuple[str, ...]:  # type: ignore[override]
         return self._proxy.shared
-
-    @property
-    def numbers(self) -> Mapping[str, float]:  # type: ignore[override]
-        return self._proxy.numbers
-
-    @property
-    def temporaries(self) -> int:  # type: ignore[override]
-        return self._proxy.temporaries
-
-    @property
-    def reads_once(self) -> bool:  # type: ignore[override]
-        return isinstance(self._proxy, Momentum)
-
-    @property
-    def weighs(self) -> bool:  # type: ignore[override]
-        return type(self._proxy) is Momentum
-
-    @property
-    def by_element(self) -> bool:  # type: ignore[override]
-        return self._proxy.by_element
-
-    @property
-    def reply_buffer(self) -> str:  # type: ignore[override]
-        return "answer" if self._by_reference else "snapshot"
-
-    @property
-    def replies_before(self) -> bool:  # type: ignore[override]
-        return self.snapshot == "paper"
-
-    @property
-    def replies_may_wait(self) -> bool:  # type: ignore[override]
-        return self.snapshot == "after"  # else s is the θ of the worker's own commit
 
     @property
     def _by_reference(self) -> bool:
@@ -147,8 +122,6 @@ class Gem(GradientRule):
             pi_max=self.pi_max,
             limit=self.largest,
             against=self.against,
-            ahead=0.0,
-            share=1.0,
         )
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:

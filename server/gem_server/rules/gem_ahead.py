@@ -4,7 +4,6 @@ derives it and measures its parts."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -16,8 +15,6 @@ from gem_server.rules.base import Buffers, PiStatistics, RuleInput, require
 from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, between, match_energy
 from gem_server.rules.gradient_rule import GradientRule
-
-_NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,7 @@ class GemAhead(GradientRule):
     pi_max: float = 1.0
     growth: float = 0.0
     name: ClassVar[str] = "gem"
+    numbers = MappingProxyType({"age": -1.0})  # before the first commit
     reads_once = True
     by_element = True
 
@@ -64,14 +62,8 @@ class GemAhead(GradientRule):
         require(1e-30 <= self.epsilon <= 1, f"epsilon must lie in [1e-30, 1], not {self.epsilon}")
         require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")
         require(0 <= self.growth <= 1e6, f"growth must lie in [0, 1e6], not {self.growth}")
-
-    @property
-    def weighs(self) -> bool:  # type: ignore[override]
-        return self.kind == "gradient"  # the steps of a worker's own optimizer are as long for a smaller batch
-
-    @property
-    def numbers(self) -> Mapping[str, float]:  # type: ignore[override]
-        return _NUMBERS
+        # The steps of a worker's own optimizer are as long for a smaller batch.
+        self.set_traits(weighs=self.kind == "gradient")
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiStatistics:
         count, weight = rule_input.count, rule_input.weight
@@ -120,7 +112,6 @@ class GemAhead(GradientRule):
             outside=self.epsilon,
             pi_max=self.pi_max,
             limit=self.largest,
-            against=1.0,
             ahead=ahead,
             share=share,
         )

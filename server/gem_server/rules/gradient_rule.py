@@ -42,7 +42,7 @@ class GradientRule(UpdateRule):
         return make_optimizer(self.optimizer, self.optimizer_options)
 
     @property
-    def kind(self) -> UpdateKind:
+    def kind(self) -> UpdateKind:  # type: ignore[override]
         return "delta" if self.optimizer == "worker" else "gradient"
 
     def require_fitting(self, layout: Layout) -> None:

@@ -39,7 +39,7 @@ class Downpour(GradientRule):
         require(one_step, f"the server applies {self.optimizer} to gradients: it can't be combined with --local-steps above 1")
 
     @property
-    def kind(self) -> UpdateKind:
+    def kind(self) -> UpdateKind:  # type: ignore[override]
         return "delta" if self.local_steps > 1 else super().kind
 
     @property
@@ -121,5 +121,5 @@ class Agn(Downpour):
         super().__post_init__()
 
     @property
-    def kind(self) -> UpdateKind:
+    def kind(self) -> UpdateKind:  # type: ignore[override]
         return "gradient"

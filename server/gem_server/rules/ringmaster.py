@@ -28,7 +28,7 @@ class Ringmaster(Downpour):
         require(self.threshold >= 1, f"threshold (R) must be at least 1, not {self.threshold}")
 
     @property
-    def kind(self) -> UpdateKind:
+    def kind(self) -> UpdateKind:  # type: ignore[override]
         return "gradient"
 
     def accepts(self, rule_input: RuleInput) -> bool:
