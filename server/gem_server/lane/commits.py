@@ -41,7 +41,7 @@ class Ticket:
 
     Attributes:
         lease_id: The lease whose commits the lane carries.
-        identify: Returns who asked for it; raises as `Access.identify`.
+        identify: Returns who asked for it; raises as `Access.identifier` says.
         expires_at: When the token ends, in seconds of the server's clock.
     """
 

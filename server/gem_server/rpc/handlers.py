@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
@@ -17,7 +16,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 
 from gem_server.intake.calls import Call, Calls
-from gem_server.security.access import Access, Shown
+from gem_server.security.access import Access
 from gem_server.telemetry.rpc_metrics import CANCELLED, COMMIT, INTERNAL, RpcMetrics, name_of
 
 Handler = Callable[..., Awaitable[Any]]
@@ -86,7 +85,7 @@ class _Guarded:
         if method.kind.endswith("_stream"):
             # First, on their own: gRPC can't end a call that it cancels while they are sent with a first frame.
             await context.send_initial_metadata(())
-        call.identify = partial(self.access.identify, method.name, Shown(context) if self.access.asks else None)
+        call.identify = self.access.identifier(method.name, context)
         call.identify()
         arguments = (_parse(method, request, call), context) if method.parse_request else (context,)
         response = await self.serve(call, *arguments)
