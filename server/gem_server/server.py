@@ -204,7 +204,8 @@ class Server:
             yield "checkpoints", partial(wiring.checkpointer.every, config.checkpoint_interval or math.inf)
 
     def _log_start(self) -> None:
-        config, core, http = self._config, self.core, self.wiring.endpoint.http_address
+        config, core, wiring = self._config, self.core, self.wiring
+        http = wiring.endpoint.http_address
         if config.checkpoint_dir is None:
             self._logger.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
         if core.rule.caution:
@@ -214,7 +215,7 @@ class Server:
             self._logger.warning(f"OPEN: {what}", close=how_to_close)
         self._log_kernel_settings()
         self._logger.info(
-            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=self.wiring.lane.address or "off",
+            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=wiring.lane.listener.address or "off",
             metrics=http or "none", page=f"http://{http}/" if http else "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
             rule=core.settings.rule,

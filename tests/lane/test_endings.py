@@ -212,7 +212,7 @@ def test_a_lease_that_ends_right_after_its_result_was_sent_is_told_so(way: str, 
     worker, lane = setting.worker, setting.lane()
     assert committed(worker, lane)[0].version == 1
     assert paused.sent.wait(DEADLINE)
-    calls = setting.live.server.wiring.training.calls
+    calls = setting.live.server.wiring.intake.calls
     leaving = in_background(worker.leave)
     wait_until(lambda: leaving.done() or any(call.error for call in list(calls._all)), "the lease to end")
     paused.go_on.set()

@@ -32,7 +32,7 @@ def connected(live: Live, way: str) -> RawLane:
     """A connection to the lane of that way."""
     if way == "memory":
         return unix(live.config.memory_socket)
-    return tcp(live.server.wiring.lane._listener.port)
+    return tcp(live.server.wiring.lane.listener.port)
 
 
 def pending(live: Live) -> int:

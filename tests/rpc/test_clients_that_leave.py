@@ -52,7 +52,7 @@ def test_a_client_that_goes_away_in_the_middle_of_its_answer_is_no_error(what: s
                 before = sent_bytes(live)
                 calls.append(ANSWERED[what](worker))
                 wait_until(lambda: sent_bytes(live) > before, "the answer to begin")  # noqa: B023
-            wait_until(lambda: not live.on_loop(lambda: live.server.wiring.training.calls._all), "the call to end")
+            wait_until(lambda: not live.on_loop(lambda: live.server.wiring.intake.calls._all), "the call to end")
     assert "worker registered" in [entry["event"] for entry in logged]
     assert [entry for entry in logged if entry["log_level"] == "error"] == []
 

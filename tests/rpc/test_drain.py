@@ -101,7 +101,7 @@ def test_what_is_queued_is_applied_and_answered_and_everyone_else_is_sent_away(b
 def test_who_waits_for_a_first_value_is_sent_away(live: Live, wire: Wire) -> None:
     wire.join("asked")
     waiting = wire.join("waiting").open_pull()
-    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.wiring.training.calls._all)), "it to wait")
+    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.wiring.intake.calls._all)), "it to wait")
     wire.call("Drain", admin_pb2.DrainRequest())
     assert waiting.refusal().error == "DRAINING"
 

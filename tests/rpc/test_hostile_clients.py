@@ -97,7 +97,7 @@ def test_thousands_of_registrations_under_one_name_hold_one_place(times: int) ->
         assert commits > 1
         assert memory_bytes(live) == 4 * SMALL.size + 2 * EACH
         assert live.on_loop(lambda: len(live.core.leases._reasons)) <= 10_000
-        assert live.on_loop(lambda: len(live.server.wiring.lane._listener._tickets)) == 0
+        assert live.on_loop(lambda: len(live.server.wiring.lane.listener._tickets)) == 0
         honest.commit(0.001)
 
 
@@ -260,7 +260,7 @@ def test_shards_that_a_worker_only_claims_to_hold_are_not_written_to_the_log(tmp
 
 def tickets(live: Live) -> int:
     """Tokens that can still be used."""
-    return live.on_loop(lambda: len(live.server.wiring.lane._listener._tickets))
+    return live.on_loop(lambda: len(live.server.wiring.lane.listener._tickets))
 
 
 def descriptors() -> int:
@@ -324,7 +324,7 @@ def test_an_upload_that_stops_in_the_middle_is_given_up_though_its_lease_goes_on
     stream.cancel()
     lane = opened(worker, "tcp").lane
     lane.commit(lane_header(worker), bytes(4), declared=4 * worker.size)
-    calls = live.server.wiring.training.calls
+    calls = live.server.wiring.intake.calls
     wait_until(lambda: live.on_loop(lambda: any(call.exchanging for call in calls._all)), "the upload to begin")
     for _ in range(4):
         live.clock.advance(0.4 * live.config.lease_seconds)

@@ -53,7 +53,7 @@ def pass_time(live: Live, *survivors: Worker) -> None:
 
 def waiting_pulls(live: Live) -> int:
     """Pull calls that wait for a value."""
-    return live.on_loop(lambda: sum(call.exchanging for call in live.server.wiring.training.calls._all))
+    return live.on_loop(lambda: sum(call.exchanging for call in live.server.wiring.intake.calls._all))
 
 
 # -- the ends of a lease

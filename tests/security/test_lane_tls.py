@@ -247,7 +247,7 @@ def test_a_mutual_lane_turns_a_client_without_a_good_certificate_away(
 
         def visit() -> None:
             lease_id = live.on_loop(lambda: next(iter(live.core.leases.live)))
-            offered = live.on_loop(lambda: live.server.wiring.lane.offer(lease_id, lambda: ANYONE))
+            offered = live.on_loop(lambda: live.server.wiring.lane.listener.offer(lease_id, lambda: ANYONE))
             with pytest.raises((ssl.SSLError, ConnectionResetError)):
                 said_to_a_hello(offered, context)
 

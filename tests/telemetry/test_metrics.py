@@ -21,7 +21,6 @@ from gem_server.core.values import EndReason, Outcome
 from gem_server.telemetry.metrics import MAX_TENSORS, Metrics
 from gem_server.telemetry.progress import Evaluation, Progress, Traffic
 from gem_server.telemetry.rpc_metrics import RpcMetrics
-from gem_server.telemetry.wire_metrics import WireMetrics
 from gem_worker.process.metrics import WorkerMetrics
 from kit.core import SMALL, commit, header, make_core, start
 from prometheus_client import CollectorRegistry, generate_latest
@@ -77,7 +76,6 @@ def watched(layout: Layout = SMALL, **settings: Any) -> Watched:
         registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True, certificate_ends=lambda: ends,
         waiting_for_memory=lambda: 5,
     )  # fmt: skip
-    WireMetrics(registry)
     RpcMetrics(registry, lambda: 0.0).failed("Commit", "NonFiniteGradient")
     watch = Watched(core, progress, traffic, registry, metrics)
     start(core, ["ann", "bob"], layout)
