@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import structlog
 from gem_client import Session, connect
+from gem_server import server
 from gem_server.lane import reactor
 from hypothesis import settings
 from kit.model import GRADIENT, model
@@ -83,8 +84,9 @@ def quiet_logs() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def sweep_often() -> None:
-    """A test moves the server's clock forward; the lanes then look at it at once, not in two seconds."""
+    """A test moves the server's clock forward; the server then looks at it at once, not in a second or two."""
     reactor.SWEEP_SECONDS = 0.02
+    server.TICK_SECONDS = 0.05
 
 
 @pytest.fixture(autouse=True, scope="session")

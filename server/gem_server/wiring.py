@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from gem_api.process.logs import Logger
+from gem_api.timeline import Timeline
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.config import ServerConfig
@@ -116,7 +117,7 @@ class Wiring:
         self.uploads = Uploads(core.memory, loop, clock, workers, durability.hurry)
         self.replies = Turns[object](lambda turn: object(), lambda slot: None, loop, clock, workers)
         self.view = RunView(
-            core, self.progress, clock, self.history.earlier if self.history else None,
+            core, self.progress, clock, self.history.earlier if self.history else Timeline(),
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
         )  # fmt: skip
         self.intake = Intake(

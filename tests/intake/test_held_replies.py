@@ -154,7 +154,7 @@ def test_a_call_that_ends_leaves_nothing_behind() -> None:
         held_commit(live, ann).cancel()
         wait_until(lambda: held(live) == 0, "the held reply to be made")
         assert live.core.leases.timetable._steps[ann.lease_id].began, "its next commit is expected, as any other's"
-        assert live.on_loop(lambda: live.server.wiring.apply_loop.held._releases._aheads) == {}
+        assert live.on_loop(lambda: live.server.wiring.apply_loop.held.releases._aheads) == {}
         assert ben.commit()[0].version == 2
         assert ann.took(ann.whole(ann.header(), *ann.body()).answer(P))[0].version == 1
 

@@ -13,6 +13,7 @@ import pytest
 from gem_api.errors import DeadlineExceeded
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import FLOAT32
 from gem_server.intake.calls import Call
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rpc.training import READER_SECONDS
@@ -77,5 +78,5 @@ def test_a_reader_that_takes_a_minute_for_each_frame_is_ended_and_a_slow_one_is_
     transfer = Transfer(Call(lambda _: None, lambda: None), reader, pb.CommitRequest, Traffic())
     theta = np.zeros(200 << 18, np.float32)
     with closing(loop), pytest.raises(DeadlineExceeded) if frames < 200 else nullcontext():
-        loop.run_until_complete(transfer.send(b"", theta, patience=READER_SECONDS))
+        loop.run_until_complete(transfer.send_theta(b"", theta, FLOAT32, patience=READER_SECONDS))
     assert reader.read == pytest.approx(frames, abs=2)

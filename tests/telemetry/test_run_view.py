@@ -30,7 +30,7 @@ class Watched:
     core: Core = field(default_factory=make_core)
     progress: Progress = field(default_factory=lambda: Progress(0.0))
     now: float = 1000.0
-    earlier: Timeline | None = None
+    earlier: Timeline = field(default_factory=Timeline)
 
     def __post_init__(self) -> None:
         self.view = RunView(self.core, self.progress, lambda: self.now, self.earlier)

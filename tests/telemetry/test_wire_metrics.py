@@ -72,7 +72,7 @@ def test_a_gradient_is_on_the_network_from_its_turn_to_its_last_byte(way: str, m
 def test_theta_is_on_the_network_until_the_system_has_taken_it(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(way, lease_seconds=3600.0) as (live, wire):
         worker = wire.started("worker")
-        where, name = (Connection, "send_theta") if way == "tcp" else (Transfer, "send")
+        where, name = (Connection, "send_theta") if way == "tcp" else (Transfer, "send_theta")
         monkeypatch.setattr(where, name, slowly(live, getattr(where, name)))
         stream = worker.stream()
         for _ in range(2):

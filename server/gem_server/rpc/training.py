@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gem_api.errors import Draining, IncompleteTransfer, InvalidRequest, LayoutMismatch
@@ -15,9 +14,9 @@ from gem_api.ranges import Range
 from gem_api.schedule import Schedule
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import Format, ThetaFormat, as_theta_format, theta_format_of, wire_format
+from gem_api.wire import FLOAT32, Format, ThetaFormat, as_theta_format, theta_format_of, wire_format
 
-from gem_server.core.central_variable import Check, require_finite
+from gem_server.core.central_variable import require_finite
 from gem_server.core.shards import NoShard, Shard
 from gem_server.core.values import Ended, PullDecision
 from gem_server.intake import messages
@@ -38,26 +37,17 @@ MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in
 MAX_INLINE_SAMPLES = 10_000  # of a shard that is shuffled and serialised on the event loop, in about 5 ms
 
 
-@dataclass(frozen=True)
-class _Frames:
+class _Frames(Transfer):
     """Carries commits in the frames of a stream."""
-
-    transfer: Transfer
 
     def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, Format]:
         return wire_format(message.wire_dtype), theta_format_of(message.theta_dtype)
-
-    async def receive(self, format_: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> None:
-        await self.transfer.receive(into, check, format_, kept)
-
-    async def skip(self, nbytes: int) -> None:
-        await self.transfer.skip(nbytes)
 
     async def wait(self, future: asyncio.Future[Any]) -> Any:
         return await asyncio.shield(future)
 
     async def send(self, result: pb.CommitResult, theta: Vector, format_: ThetaFormat) -> None:
-        await self.transfer.send(pb.CommitResponse(result=result).SerializeToString(), theta, format_)
+        await self.send_theta(pb.CommitResponse(result=result).SerializeToString(), theta, format_)
 
 
 class TrainingServicer:
@@ -86,10 +76,9 @@ class TrainingServicer:
     # -- commits
 
     async def commit(self, call: Call, context: Context) -> None:
-        transfer = Transfer(call, context, pb.CommitRequest, self._intake.traffic)
-        carrier = _Frames(transfer)
-        while (message := await transfer.read_header()) is not None:
-            await CommitExchange(self._intake, call, message, carrier).run()
+        frames = _Frames(call, context, pb.CommitRequest, self._intake.traffic)
+        while (message := await frames.read_header()) is not None:
+            await CommitExchange(self._intake, call, message, frames).run()
 
     # -- reading and initialising θ
 
@@ -113,7 +102,7 @@ class TrainingServicer:
             version = await self._intake.apply_loop.between_commits(lambda: self._core.plan_pull(lease))
             await self._durability.settled()
             opening = self._pull_opening(version=version, progress=lease.progress)
-            await transfer.send(opening, self._core.reply(lease), format_)
+            await transfer.send_theta(opening, self._core.reply(lease), format_)
 
     async def _pull_without_lease(self, transfer: Transfer, format_: ThetaFormat) -> None:
         self._core.central.require_initialized()
@@ -124,7 +113,7 @@ class TrainingServicer:
         opening = self._pull_opening(
             version=copy.version, progress=copy.progress, layout=layout.to_message(), peers=self._peers
         )
-        await transfer.send(opening, copy.theta, format_, patience=READER_SECONDS)
+        await transfer.send_theta(opening, copy.theta, format_, patience=READER_SECONDS)
 
     def _pull_opening(self, **fields: Any) -> bytes:
         layout = self._core.central.layout
@@ -139,7 +128,8 @@ class TrainingServicer:
         self._intake.require_open()
         lease = self._core.require_initializer(header.lease_id, self._clock())
         with self._intake.calls.exchange(call, header.lease_id):
-            await transfer.receive(self._core.central.theta, lambda piece: require_finite(piece, largest(1.0), "first value"))
+            limit = largest(1.0)
+            await transfer.receive(FLOAT32, self._core.central.theta, lambda piece: require_finite(piece, limit, "first value"))
             await transfer.require_end()
             self._core.require_initializer(header.lease_id, self._clock())
             self._core.initialized()
