@@ -30,7 +30,7 @@ from kit.regions import queue_length
 from kit.server import DEADLINE, Live, serving, wait_until
 from kit.ways import IN_MEMORY, configured
 
-LARGE = Layout.of({"w": (6_000_000,)})  # more than any buffer between the two takes
+LARGE = Layout.of({"w": (4_000_000,)})  # more than any buffer between the two takes
 over_the_network = pytest.mark.parametrize("way", ["tcp", "tls"])
 every_way = pytest.mark.parametrize("way", ["tcp", "tls", IN_MEMORY])
 without_tls = pytest.mark.parametrize("way", ["tcp", IN_MEMORY])

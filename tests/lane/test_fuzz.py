@@ -1,4 +1,4 @@
-"""A thousand hostile conversations on each lane: typed errors or closed connections, the same θ, and nothing left behind."""
+"""Hundreds of hostile conversations on each lane: typed errors or closed connections, the same θ, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from kit.server import Live, wait_until
 from kit.ways import all_lanes
 
 P = SMALL.size
-CONVERSATIONS = 1000
 AT_ONCE = 8
 
 
@@ -78,7 +77,10 @@ def outcome(lane: RawLane, said: list[bytes], dice: random.Random) -> str:
 
 @pytest.mark.shared_memory
 @all_lanes
-def test_fuzzed_conversations_get_typed_errors_and_change_nothing(way: str, live: Live, wire: Wire, worker: Worker) -> None:
+@pytest.mark.parametrize("conversations", [200, pytest.param(1000, marks=pytest.mark.long)])
+def test_fuzzed_conversations_get_typed_errors_and_change_nothing(
+    conversations: int, way: str, live: Live, wire: Wire, worker: Worker
+) -> None:
     live.on_loop(lambda: setattr(live.core.leases, "duration", 1e6))  # the storm may take long on a slow machine
     worker.commit()
     victims = [wire.join(f"victim {number}") for number in range(AT_ONCE)]
@@ -88,7 +90,7 @@ def test_fuzzed_conversations_get_typed_errors_and_change_nothing(way: str, live
 
     def caller(number: int) -> Counter[str]:
         dice, seen = random.Random(f"{way} {number}"), Counter[str]()
-        for _ in range(CONVERSATIONS // AT_ONCE):
+        for _ in range(conversations // AT_ONCE):
             victim = victims[number]
             offered = offer(victim)
             with unix(offered.socket) if way == "memory" else tcp(offered.port) as lane:
@@ -115,14 +117,3 @@ def test_fuzzed_conversations_get_typed_errors_and_change_nothing(way: str, live
 
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@all_lanes
-def test_the_fuzzer_would_notice(way: str, live: Live, worker: Worker) -> None:
-    """A right commit gets through the same way: a fuzzer whose messages never arrived would find nothing."""
-    offered = offer(worker)
-    payload = worker.gradient(1.0).tobytes() if way == "tcp" else b""
-    said = [hello(offered.token), message(COMMIT, header(worker).SerializeToString(), len(payload)) + payload]
-    with unix(offered.socket) if way == "memory" else tcp(offered.port) as lane:
-        assert outcome(lane, said, random.Random(1)) == "closed"
-    assert theta_bits(live)[0] == 1

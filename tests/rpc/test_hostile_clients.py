@@ -30,7 +30,7 @@ from kit.ways import opened, read_by_the_server, through_sockets, wired
 EACH = 4 * SMALL.size * 3  # moment, snapshot, upload
 LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
 BYTES = 4 * LARGE.size
-many_times = pytest.mark.parametrize("times", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+many_times = pytest.mark.parametrize("times", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def test_a_log_that_only_registrations_fill_stays_within_its_limit(tmp_path: Pat
     log_limit = 50_000
     with serving(config(checkpoint_dir=tmp_path, durability="log", log_limit=log_limit)) as live, wired(live) as wire:
         honest = wire.started("honest")
-        for _ in range(3):
+        for _ in range(2):
             register_all(live, ["again"] * 200)
             wait_until(lambda: log_size(live) < log_limit, "a checkpoint to be written")
         honest.commit()
@@ -174,19 +174,6 @@ def test_uploads_that_never_end_take_no_turn_and_end_with_their_leases(way: str,
         assert {stream.refusal().error for stream in streams} == {"LEASE_ENDED"}
         wait_until(lambda: memory_bytes(live) == 4 * SMALL.size + EACH, "their memory to be freed")
         honest.commit(0.001)
-
-
-def test_connections_that_never_finish_their_first_word_keep_nobody_out(live: Live, wire: Wire, worker: Worker) -> None:
-    with ExitStack() as stack:
-        host, _, port = live.address.rpartition(":")
-        for number in range(200):
-            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=DEADLINE))
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: number % 25])
-        with wired(live) as other:
-            honest = other.join("honest")
-            honest.pull()
-            for version in range(1, 21):
-                assert honest.commit()[0].version == version
 
 
 # -- answers that nobody reads
@@ -301,22 +288,6 @@ def test_a_worker_that_opens_lane_after_lane_holds_one(way: str) -> None:
         greedy.pull()
         assert greedy.commit_on(streams[-1])[0].version == 1
         assert honest.commit()[0].version == 2
-
-
-@linux_only
-@pytest.mark.parametrize("way", ["tcp", "memory"])
-def test_a_lane_ends_with_its_lease_though_it_was_never_used(way: str) -> None:
-    with limited(2, memory_socket=abstract()) as (live, wire, honest):
-        live.on_loop(lambda: setattr(live.core.memory, "limit", 1 << 20))
-        for _ in range(20):
-            other = wire.join("other")
-            stream = opened(other, way)
-            other.leave()
-            refusal = stream.refusal()
-            assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
-            stream.cancel()
-        wait_until(lambda: live.on_loop(lambda: live.server.wiring.lane.connections) == 0, "the connections to end")
-        assert honest.commit()[0].version == 1
 
 
 def test_an_upload_that_stops_in_the_middle_is_given_up_though_its_lease_goes_on(live: Live, worker: Worker) -> None:

@@ -218,7 +218,7 @@ def test_nan_losses_are_counted_and_marked(browser: Browser) -> None:
         assert browser.errors == []
 
 
-@pytest.mark.parametrize("width", [WIDE, 1000, PHONE])
+@pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_the_page_follows_the_run_by_itself_and_nothing_jumps(width: int, browser: Browser) -> None:
     tops = "['epoch', 'charts', 'joined'].map(id => document.getElementById(id).getBoundingClientRect().top)"
     with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
@@ -248,6 +248,7 @@ def test_many_workers_are_cut_short_and_the_page_says_how_many_more(browser: Bro
         assert names[:3] == ["worker-0", "worker-1", "worker-2"]
 
 
+@pytest.mark.long
 def test_after_a_kill_the_page_goes_on_with_its_curve(browser: Browser, tmp_path: Path) -> None:
     address, http, history = free_address(), free_address(), tmp_path / "history.csv"
     flags = (
