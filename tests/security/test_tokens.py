@@ -229,6 +229,7 @@ def own_address() -> str:
 def test_what_goes_to_an_interface_of_this_machine_stays_on_it() -> None:
     assert is_this_machine("127.0.0.1:1")
     assert is_this_machine(f"{own_address()}:1")
+    assert not Security(token="t" * 16).exposes_token(f"{own_address()}:1")
     for address in ("192.0.2.77:1", "server:1", "[2001:db8::77]:1", "255.255.255.255:1", ""):
         assert not is_this_machine(address)
 
