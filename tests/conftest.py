@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.parent.name in LONG:
             item.add_marker("long")
         if (call := getattr(item, "callspec", None)) and "way" in call.params:
-            others = sorted((name, index) for name, index in call.indices.items() if name != "way")
+            others = [part for part in call.id.split("-") if part != call.params["way"]]
             ways.setdefault(f"{item.nodeid.split('[')[0]} {others}", []).append(item)
     for test, same in ways.items():
         chosen = zlib.crc32(test.encode()) % len(same)
