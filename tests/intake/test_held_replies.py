@@ -95,7 +95,7 @@ def test_a_worker_whose_partner_has_died_waits_at_most_the_bound_and_the_status_
         assert status["worker 0"] > 0.05
         assert status["worker 1"] == 0.0
         ann.commit()
-        waited = live.server.registry.get_sample_value("gem_reply_wait_seconds_sum")
+        waited = live.metric("gem_reply_wait_seconds_sum")
         told = {worker.name: worker.waited_seconds for worker in wire.status().workers}
         assert told == {"worker 0": pytest.approx(waited), "worker 1": 0.0}
 

@@ -46,10 +46,6 @@ def read(live: Live, lane: RawLane, *data: bytes) -> None:
     wait_until(lambda: received_bytes(live) == before + sum(map(len, data)), "the server to read what was sent")
 
 
-def connections(live: Live) -> int:
-    return live.on_loop(lambda: live.server.wiring.lane.connections)
-
-
 # -- messages that are right, however they arrive
 
 
@@ -165,7 +161,7 @@ def test_a_wrong_message_ends_the_lane_and_moves_nothing(live: Live, worker: Wor
     with opened(worker) as again:
         assert committed(worker, again)[0].version == 1
     assert live.on_loop(lambda: live.core.memory.held) == held
-    wait_until(lambda: connections(live) == 0, "the connections to end")
+    wait_until(lambda: live.lanes == 0, "the connections to end")
 
 
 @pytest.mark.parametrize("size", [0, 4 * P - 1])
@@ -182,7 +178,7 @@ def test_an_upload_that_is_cut_off_moves_nothing_and_its_sequence_stays_free(
         assert lane.closed()
     else:
         lane.close()
-    wait_until(lambda: connections(live) == 0, "the server to notice")
+    wait_until(lambda: live.lanes == 0, "the server to notice")
     assert theta_bits(live) == before
     with opened(worker) as again:
         assert committed(worker, again)[0].sequence == 1
@@ -242,9 +238,9 @@ def test_an_answer_that_is_replaced_while_it_is_sent_is_cut_off_and_never_torn(
     with large(tmp_path, encrypted) as (live, wire, context):
         worker = wire.started("worker", LARGE, value=0.0)
         old = commits(worker, older, context)
-        before = live.on_loop(lambda: live.server.wiring.traffic.sent) + 1000  # more than the result
+        before = live.sent_bytes + 1000  # more than the result
         old.send(worker.header(), *worker.body(-1.0))
-        wait_until(lambda: live.on_loop(lambda: live.server.wiring.traffic.sent) > before, "the answer to begin")
+        wait_until(lambda: live.sent_bytes > before, "the answer to begin")
         worker.sequence, worker.base_version = 2, 1
         new = commits(worker, newer, context)
         new.send(worker.header(), *worker.body(-1.0))

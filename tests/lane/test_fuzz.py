@@ -105,7 +105,7 @@ def test_fuzzed_conversations_get_typed_errors_and_change_nothing(
     assert theta_bits(live) == before
     assert worker.commit()[0].version == before[0] + 1
     lanes = live.server.wiring.lane
-    wait_until(lambda: live.on_loop(lambda: lanes.connections) <= 1, "all connections but the worker's to end")
+    wait_until(lambda: live.lanes <= 1, "all connections but the worker's to end")
     assert live.on_loop(lambda: len(lanes._pending)) == 0
     for victim in victims:
         victim.leave()

@@ -40,11 +40,6 @@ def pending(live: Live) -> int:
     return live.on_loop(lambda: len(live.server.wiring.lane._pending))
 
 
-def connections(live: Live) -> int:
-    """Connections that the server has accepted and not closed."""
-    return live.on_loop(lambda: live.server.wiring.lane.connections)
-
-
 def welcomed(lane: RawLane, way: str) -> bool:
     """Whether the server opens the lane; closes the connection."""
     if way == "memory":
@@ -148,7 +143,7 @@ def test_a_stranger_gets_nothing_and_stops_no_one(way: str, live: Live, worker: 
             lane.send(said(offer(worker).token))
         lane.hang_up()
         assert not welcomed(lane, way), kind
-    wait_until(lambda: (pending(live), connections(live)) == (0, 0), "the visits to end")
+    wait_until(lambda: (pending(live), live.lanes) == (0, 0), "the visits to end")
     assert memory_bytes(live) == before
     assert shares(worker)
 
@@ -161,7 +156,7 @@ def test_who_resets_the_connection_at_once_holds_nobody_up(live: Live, worker: W
         lane.close()
     with opened(worker) as lane:
         assert committed(worker, lane)[0].version == 1
-    wait_until(lambda: connections(live) == 0, "the visits to end")
+    wait_until(lambda: live.lanes == 0, "the visits to end")
 
 
 @all_lanes
@@ -177,7 +172,7 @@ def test_a_visitor_has_ten_seconds_for_its_token(said: bytes, way: str, live: Li
         live.clock.advance(1)
         lane.sock.settimeout(DEADLINE)
         assert lane.closed()  # though it never hangs up itself
-    wait_until(lambda: (pending(live), connections(live)) == (0, 0), "the visit to end")
+    wait_until(lambda: (pending(live), live.lanes) == (0, 0), "the visit to end")
 
 
 def test_bytes_one_at_a_time_give_a_visitor_no_more_time(live: Live, worker: Worker) -> None:
@@ -210,7 +205,7 @@ def test_hundreds_of_connections_that_say_nothing_hold_an_honest_one_up_for_a_mo
         for _ in range(2 * MAX_PENDING):
             stack.enter_context(connected(live, way))
         wait_until(lambda: pending(live) >= MAX_PENDING, "every place to be taken")
-        assert connections(live) <= MAX_PENDING + 2  # an accepted connection of each kind may come on top
+        assert live.lanes <= MAX_PENDING + 2  # an accepted connection of each kind may come on top
         assert far.commit()[0].version == 1
         result = worker.commit()[0]  # on a lane that is opened now
         assert result.version == 2

@@ -63,9 +63,9 @@ def all_commit(crew: list[tuple[Worker, RawLane]]) -> None:
 
 def test_a_theta_that_nobody_reads(live: Live, crew: list[tuple[Worker, RawLane]]) -> None:
     (slow, lane), *others = crew
-    before = live.on_loop(lambda: live.server.wiring.traffic.sent)
+    before = live.sent_bytes
     lane.commit(header(slow), slow.gradient().tobytes())
-    wait_until(lambda: live.on_loop(lambda: live.server.wiring.traffic.sent) > before + 1000, "θ to begin")
+    wait_until(lambda: live.sent_bytes > before + 1000, "θ to begin")
     all_commit(others)
     result, theta = slow.took(lane.answer())
     assert (result.version, len(np.unique(theta))) == (1, 1)

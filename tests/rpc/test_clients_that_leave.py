@@ -20,17 +20,13 @@ from gem_server.rpc.training import READER_SECONDS
 from gem_server.telemetry.progress import Traffic
 from kit.logs import Lines, captured
 from kit.raw_client import Worker, wired
-from kit.server import Live, serving, wait_until
+from kit.server import serving, wait_until
 
 LARGE = Layout.of({"w": (4_000_000,)})  # more than any buffer between the two takes
 ANSWERED: dict[str, Callable[[Worker], Any]] = {
     "a pull": lambda worker: worker.open_pull(),
     "a commit": lambda worker: worker.whole(worker.header(), *worker.body(0.001)),
 }
-
-
-def sent_bytes(live: Live) -> int:
-    return live.on_loop(lambda: live.server.wiring.traffic.sent)
 
 
 @pytest.fixture
@@ -50,9 +46,9 @@ def test_a_client_that_goes_away_in_the_middle_of_its_answer_is_no_error(what: s
             with wired(live) as wire:
                 worker = wire.join(f"worker {number}", LARGE)
                 worker.pull()
-                before = sent_bytes(live)
+                before = live.sent_bytes
                 calls.append(ANSWERED[what](worker))
-                wait_until(lambda: sent_bytes(live) > before, "the answer to begin")  # noqa: B023
+                wait_until(lambda: live.sent_bytes > before, "the answer to begin")  # noqa: B023
             wait_until(lambda: not live.on_loop(lambda: live.server.wiring.intake.calls._all), "the call to end")
     assert "worker registered" in [entry["event"] for entry in logged]
     assert [entry for entry in logged if entry["log_level"] == "error"] == []

@@ -282,7 +282,7 @@ def test_a_worker_that_opens_lane_after_lane_holds_one(way: str) -> None:
             lanes.callback(stream.cancel)
         assert {stream.refusal().error for stream in streams[:-1]} == {"SUPERSEDED"}
         live.clock.advance(HELLO_SECONDS + 1)  # the older ones never close their end
-        wait_until(lambda: live.on_loop(lambda: live.server.wiring.lane.connections) == 1, "the older ones to end")
+        wait_until(lambda: live.lanes == 1, "the older ones to end")
         assert descriptors() <= before + 3 * len(streams)  # ours: a socket each, and a mapping's descriptor in memory
         greedy.pull()
         assert greedy.commit_on(streams[-1])[0].version == 1

@@ -77,10 +77,6 @@ def rejected(wire: Wire) -> dict[str, int]:
     return {worker.name: worker.rejected for worker in wire.status().workers}
 
 
-def exported(live: Live, name: str, **labels: str) -> float | None:
-    return live.on_loop(lambda: live.server.registry.get_sample_value(name, labels))
-
-
 def in_quarantine(wire: Wire) -> dict[str, int]:
     workers = wire.call("ListQuarantine", admin_pb2.ListQuarantineRequest()).workers
     return {worker.name: worker.refusals for worker in workers}
@@ -194,10 +190,10 @@ def test_refusals_are_counted_by_worker_and_by_error() -> None:
             assert eve(np.full(SMALL.size, value, np.float32)) != APPLIED
         ann.commit()
         assert rejected(wire) == {"ann": 0, "eve": 3}
-        assert exported(live, "gem_worker_rejected_total", worker="eve") == 3
-        assert exported(live, "gem_worker_rejected_total", worker="ann") == 0
-        assert exported(live, "gem_commits_rejected_total", error="NormOutOfBounds") == 2
-        assert exported(live, "gem_commits_rejected_total", error="NonFiniteGradient") == 1
+        assert live.metric("gem_worker_rejected_total", worker="eve") == 3
+        assert live.metric("gem_worker_rejected_total", worker="ann") == 0
+        assert live.metric("gem_commits_rejected_total", error="NormOutOfBounds") == 2
+        assert live.metric("gem_commits_rejected_total", error="NonFiniteGradient") == 1
         assert wire.status().commits["rejected"] == 3
 
 
@@ -232,7 +228,7 @@ def test_the_third_refusal_in_a_row_puts_a_worker_into_quarantine(way: str) -> N
         assert [worker.name for worker in wire.status().workers] == ["ann"]
         assert dict(wire.status().leases_ended) == {"quarantined": 1}
         assert in_quarantine(wire) == {"eve": 3}
-        assert exported(live, "gem_quarantined_workers") == 1
+        assert live.metric("gem_quarantined_workers") == 1
         late = commit(eve.gradient(1.0))
         assert (late.error, late.reason) == ("LEASE_ENDED", "quarantined")
         request = register_request("eve", [("w", (3, 5)), ("b", (2,))], 0, SMALL.size)

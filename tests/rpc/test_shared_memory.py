@@ -31,11 +31,6 @@ def region(worker: Worker) -> Iterator[Shared]:
     region.close()
 
 
-def sent_bytes(live: Live) -> int:
-    """Bytes of tensor frames that the server has sent."""
-    return live.on_loop(lambda: live.server.wiring.traffic.sent)
-
-
 def outcomes(wire: Wire) -> dict[str, int]:
     return dict(wire.status().commits)
 
@@ -61,12 +56,12 @@ def test_a_commit_in_memory_does_what_the_same_commit_over_the_network_does(rule
 
 
 def test_no_tensor_passes_through_the_socket(live: Live, worker: Worker, region: Shared) -> None:
-    before = received_bytes(live), sent_bytes(live)
+    before = received_bytes(live), live.sent_bytes
     for _ in range(10):
         region.gradient[:] = 1.0
         worker.took(region.answered(region.sent_on()))
     assert received_bytes(live) - before[0] < 10 * 200
-    assert sent_bytes(live) - before[1] < 10 * 200
+    assert live.sent_bytes - before[1] < 10 * 200
 
 
 def test_a_worker_commits_in_memory_and_over_the_network_in_any_order(live: Live, worker: Worker, region: Shared) -> None:

@@ -22,7 +22,7 @@ PAUSE, REAL = 30.0, 15.0  # seconds by which a test moves the clock, and less th
 
 def totals(live: Live, name: str, **labels: str) -> tuple[float, float]:
     """How many values a histogram has, and their sum."""
-    count, total = (live.server.registry.get_sample_value(f"{name}_{kind}", labels) for kind in ("count", "sum"))
+    count, total = (live.metric(f"{name}_{kind}", **labels) for kind in ("count", "sum"))
     assert count is not None
     assert total is not None
     return count, total
@@ -202,4 +202,4 @@ def test_what_goes_through_shared_memory_is_not_on_the_network() -> None:
 def test_a_worker_over_grpc_has_fallen_back_only_if_there_is_a_lane(lane: str, workers: int) -> None:
     with running("grpc", lane_listen=lane) as (live, wire):
         wire.started("worker").commit()
-        assert live.server.registry.get_sample_value("gem_fallen_back_workers") == workers
+        assert live.metric("gem_fallen_back_workers") == workers
