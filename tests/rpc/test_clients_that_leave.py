@@ -22,7 +22,7 @@ from kit.logs import Lines, captured
 from kit.raw_client import Worker, wired
 from kit.server import serving, wait_until
 
-LARGE = Layout.of({"w": (4_000_000,)})  # more than any buffer between the two takes
+LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
 ANSWERED: dict[str, Callable[[Worker], Any]] = {
     "a pull": lambda worker: worker.open_pull(),
     "a commit": lambda worker: worker.whole(worker.header(), *worker.body(0.001)),

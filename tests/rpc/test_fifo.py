@@ -114,7 +114,7 @@ def test_no_pull_and_no_answer_ever_mixes_versions(way: str) -> None:
 
 
 def test_a_reader_that_stalls_keeps_its_version_while_others_commit() -> None:
-    layout = Layout.of({"w": (4_000_000,)})  # more than any buffer between the two takes
+    layout = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
     with serving(config(COUNTING)) as live, wired(live) as wire, wired(live) as slow_wire:
         worker = wire.started("worker", layout, value=0.0)
         stalled = slow_wire.whole("Pull", pb.PullRequest().SerializeToString())

@@ -27,7 +27,7 @@ from kit.server import DEADLINE, Live, config, serving, wait_until
 from kit.ways import opened, read_by_the_server, through_sockets, wired
 
 EACH = 4 * SMALL.size * 3  # moment, snapshot, upload
-LARGE = Layout.of({"w": (4_000_000,)})  # more than any buffer between the two takes
+LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
 BYTES = 4 * LARGE.size
 many_times = pytest.mark.parametrize("times", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 

@@ -98,7 +98,7 @@ def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanw
 
 @through_sockets
 def test_a_lease_that_ends_while_its_answer_is_sent_ends_the_call_typed(live: Live, wire: Wire) -> None:
-    worker = wire.started("worker", Layout.of({"w": (4_000_000,)}))  # more than any buffer between the two takes
+    worker = wire.started("worker", Layout.of({"w": (8_000_000,)}))  # more than any buffer between the two takes
     before = live.sent_bytes
     stream = worker.stream(worker.header(), *worker.body())
     wait_until(lambda: live.sent_bytes > before, "the answer to begin")
