@@ -188,7 +188,7 @@ def test_answers_that_nobody_reads_hold_no_more_than_their_leases_do() -> None:
         for version in range(1, 3):
             assert honest.commit(0.001)[0].version == version
         assert memory_bytes(live) == held
-        assert resident() < before + held + 16 * BYTES  # their frames in the buffers of both sides
+        assert resident() < before + held + 8 * BYTES  # their frames in the buffers of both sides
         for _ in range(FIRST_TERM):  # who has only registered has longer
             live.clock.advance(live.config.lease_seconds - 1)
             honest.commit(0.001)
