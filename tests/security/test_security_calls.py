@@ -103,17 +103,6 @@ def test_no_call_is_answered_without_a_token_that_is_known(metadata: Metadata, l
             assert_refused(wire.whole(rpc, b"").refusal(), UNKNOWN)
 
 
-def test_who_is_refused_leaves_no_trace(live: Live, alice: Worker) -> None:
-    before = theta_bits(live)
-    with wired(live) as stranger:
-        assert_refused(stranger.whole("Commit", alice.header(), *alice.body()).refusal(), UNKNOWN)
-        register = register_request("stranger", [("w", (17,))], 0, 17)
-        assert_refused(stranger.refusal("RegisterWorker", register), UNKNOWN)
-    assert theta_bits(live) == before
-    assert live.on_loop(lambda: len(live.core.leases.live)) == 1
-    assert alice.commit()[0].version == 1
-
-
 def test_health_checks_are_open_and_reflection_is_off(live: Live) -> None:
     with grpc.insecure_channel(live.address) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
