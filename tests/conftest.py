@@ -84,9 +84,10 @@ def quiet_logs() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def sweep_often() -> None:
-    """A test moves the server's clock forward; the server then looks at it at once, not in a second or two."""
+    """A test moves the server's clock forward; the lanes then look at it at once, not in two seconds. The same holds for shared
+    memory that nobody maps any more."""
     reactor.SWEEP_SECONDS = 0.02
-    server.TICK_SECONDS = 0.05
+    server.REGIONS_SECONDS = 0.05
 
 
 @pytest.fixture(autouse=True, scope="session")

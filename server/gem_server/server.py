@@ -31,7 +31,7 @@ from gem_server.warm_up import warm_up
 from gem_server.wiring import Wiring
 
 LAG_SECONDS = 0.25  # between two looks at the event loop's lag
-TICK_SECONDS = 1.0  # between two looks at leases that end, and at what ends with them
+REGIONS_SECONDS = 1.0  # between two looks at the shared memory of workers that have left
 
 
 async def serve(config: ServerConfig, logger: Logger) -> bool:
@@ -190,14 +190,14 @@ class Server:
     def _new_chores(self) -> Iterator[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]:
         """The background tasks besides applying commits and writing the log, with their names. None ends by itself."""
         config, wiring = self._config, self.wiring
-        yield "leases", partial(_repeat, min(TICK_SECONDS, config.lease_seconds / 4), wiring.training.expire_leases)
-        yield "completion", partial(_repeat, TICK_SECONDS, self._note_completion)
+        yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), wiring.training.expire_leases)
+        yield "completion", partial(_repeat, 1.0, self._note_completion)
         yield "view", partial(_repeat, SAMPLE_SECONDS, wiring.view.sample)
         if wiring.endpoint.http_address:
             yield "health", partial(_repeat, BEAT_SECONDS, wiring.endpoint.health.beat)
             yield "lag", partial(_measure_lag, wiring.metrics.lagged)
         yield "lane", wiring.lane.run
-        yield "regions", partial(_repeat, TICK_SECONDS, wiring.lane.regions.take_back)
+        yield "regions", partial(_repeat, REGIONS_SECONDS, wiring.lane.regions.take_back)
         yield "turns", partial(_repeat, 0.1, wiring.intake.end_slow_turns)
         if wiring.history:
             yield "history", partial(_repeat_in_thread, 1.0, wiring.history.flush)

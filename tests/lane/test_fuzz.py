@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fuzz.mutations import mutated
 from gem_api.v1 import tensors_pb2
+from gem_server.lane.connection import HELLO_SECONDS
 from kit.raw_client import SMALL, Wire, Worker, theta_bits
 from kit.raw_lane import COMMIT, HELLO, LaneFailed, RawLane, header, hello, message, offer, tcp, unix
 from kit.server import Live, wait_until
@@ -105,6 +106,7 @@ def test_fuzzed_conversations_get_typed_errors_and_change_nothing(
     assert theta_bits(live) == before
     assert worker.commit()[0].version == before[0] + 1
     lanes = live.server.wiring.lane
+    live.clock.advance(HELLO_SECONDS + 1)
     wait_until(lambda: live.lanes <= 1, "all connections but the worker's to end")
     assert live.on_loop(lambda: len(lanes._pending)) == 0
     for victim in victims:
