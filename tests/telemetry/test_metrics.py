@@ -147,8 +147,8 @@ def test_workers_over_grpc_are_counted_until_they_are_back_on_the_lane_or_leave(
 
 def test_gauges_say_what_is_so_when_they_are_asked() -> None:
     watch = watched(shard_size=100, epochs=2)
-    watch.core.lease_shard("lease-1", 250, 0.0)
-    watch.core.lease_shard("lease-1", 250, 0.0, holding={1})
+    for holding in ((), {1}, {1, 2}):
+        watch.core.lease_shard("lease-1", 550, 0.0, holding=set(holding))
     watch.core.complete_shard("lease-1", 1, 0.0)
     watch.commit("lease-1", samples=64)
     lane = watch.traffic.begin()
@@ -164,7 +164,7 @@ def test_gauges_say_what_is_so_when_they_are_asked() -> None:
         "gem_evaluation_version": 5, "gem_evaluation_loss": 0.3, "gem_evaluation_timestamp_seconds": 1e9 + 60,
     }  # fmt: skip
     assert {name: watch.value(name) for name in expected} == expected
-    assert watch.values("gem_shards", "state") == {"pending": 1, "leased": 1, "completed": 1}
+    assert watch.values("gem_shards", "state") == {"pending": 3, "leased": 2, "completed": 1}
     assert "gem_evaluation_accuracy" not in watch.families()
 
 
