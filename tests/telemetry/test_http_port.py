@@ -40,7 +40,13 @@ class Served:
     def ask(self, request: bytes) -> bytes:
         return answer(self.connect(request))
 
+    def leave(self) -> None:
+        """Closes all clients."""
+        while self.clients:
+            self.clients.pop().close()
+
     def close(self) -> None:
+        self.leave()
         self.port.shutdown()
         self.port.server_close()
 
@@ -64,9 +70,7 @@ def running() -> Iterator[Served]:
 @pytest.fixture
 def served(running: Served) -> Iterator[Served]:
     yield running
-    for client in running.clients:
-        client.close()
-    running.clients.clear()
+    running.leave()
     running.port.set_app(app)
     wait_until(lambda: threads() == 0, "all requests to end")
 
