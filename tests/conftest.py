@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import structlog
 from gem_client import Session, connect
+from gem_server import server
 from gem_server.lane import reactor
 from hypothesis import settings
 from kit.model import GRADIENT, model
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.parent.name in LONG:
             item.add_marker("long")
         if (call := getattr(item, "callspec", None)) and "way" in call.params:
-            others = sorted((name, index) for name, index in call.indices.items() if name != "way")
+            others = [part for part in call.id.split("-") if part != call.params["way"]]
             ways.setdefault(f"{item.nodeid.split('[')[0]} {others}", []).append(item)
     for test, same in ways.items():
         chosen = zlib.crc32(test.encode()) % len(same)
@@ -83,8 +84,10 @@ def quiet_logs() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def sweep_often() -> None:
-    """A test moves the server's clock forward; the lanes then look at it at once, not in two seconds."""
+    """A test moves the server's clock forward; the lanes then look at it at once, not in two seconds. The same holds for shared
+    memory that nobody maps any more."""
     reactor.SWEEP_SECONDS = 0.02
+    server.REGIONS_SECONDS = 0.05
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client.registry import CollectorRegistry
 
 from gem_server.config import ServerConfig, StartError
-from gem_server.intake.calls import Calls
+from gem_server.intake.intake import Intake
 from gem_server.lane.listener import tcp_socket
 from gem_server.rpc.handlers import rpc_handlers
 from gem_server.security.access import Access
@@ -25,7 +25,6 @@ from gem_server.security.tls import Certificates
 from gem_server.security.tokens import TokenFile
 from gem_server.telemetry.health import Health
 from gem_server.telemetry.live_page import LivePage
-from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.run_view import RunView
 
 REPLY_GRACE_SECONDS = 5.0
@@ -60,7 +59,6 @@ class Endpoint:
     """
 
     def __init__(self, config: ServerConfig, registry: CollectorRegistry, logger: Logger) -> None:
-        self._logger = logger
         self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
         self._grpc_health = HealthServicer()
         self.health = Health()
@@ -74,11 +72,11 @@ class Endpoint:
         except ValueError as error:
             raise StartError(str(error)) from None
 
-    def add_services(self, training: object, admin: object, calls: Calls, rpcs: RpcMetrics) -> None:
+    def add_services(self, training: object, admin: object, intake: Intake) -> None:
         """Adds the contract's services, and health checks, which are open to everyone because containers need them. Reflection
         is added only if no credentials are required."""
         for service, servicer in ((TRAINING, training), (ADMIN, admin)):
-            handlers = rpc_handlers(service, servicer, calls, self.access, rpcs, self._logger)
+            handlers = rpc_handlers(service, servicer, self.access, intake)
             self._server.add_generic_rpc_handlers([handlers])
         health_pb2_grpc.add_HealthServicer_to_server(self._grpc_health, self._server)
         if not self.access.asks:

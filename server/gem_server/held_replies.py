@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import Future, TimerHandle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,11 @@ class _Held:
     released: Future[None]
 
 
+@dataclass(eq=False)
 class HeldReplies:
     """Holds replies. While one is held, only its call waits: for a future, and without the loop's lock.
 
-    Args:
+    Attributes:
         releases: Decides.
         loop: Its lock guards all of this.
         clock: Returns monotonic seconds.
@@ -39,25 +40,16 @@ class HeldReplies:
         observers: Called for each commit that a reply could be held for.
     """
 
-    def __init__(
-        self,
-        releases: Releases,
-        loop: DecidingLoop,
-        clock: Callable[[], float],
-        queue: Callable[[Callable[[], Callable[[], None]]], Future[None]],
-        at_once: Callable[[Sequence[str], bool], bool],
-        observers: Sequence[Waited],
-    ) -> None:
-        self._releases = releases
-        self._loop = loop
-        self._clock = clock
-        self._queue = queue
-        self._at_once = at_once
-        self._observers = observers
-        self._held: dict[str, _Held] = {}
-        self._timer: TimerHandle | None = None
-        self._look_at = 0.0
-        self._closed = False
+    releases: Releases
+    loop: DecidingLoop
+    clock: Callable[[], float]
+    queue: Callable[[Callable[[], Callable[[], None]]], Future[None]]
+    at_once: Callable[[Sequence[str], bool], bool]
+    observers: Sequence[Waited]
+    _held: dict[str, _Held] = field(default_factory=dict)
+    _timer: TimerHandle | None = None
+    _look_at: float = 0.0
+    _closed: bool = False
 
     def get(self, lease_id: str) -> Future[None] | None:
         """Done once the lease's held reply is made; None if none is held."""
@@ -67,17 +59,17 @@ class HeldReplies:
     def applied(self, step: Step, now: float) -> None:
         """Call this right after a commit, and before the next one: its reply may be held, and release others."""
         lease = step.commit.lease
-        if self._releases.applied(step, now) and not self._closed:
-            self._held[lease.lease_id] = _Held(lease.lease_id, lease.worker, now, self._loop.create_future())
+        if self.releases.applied(step, now) and not self._closed:
+            self._held[lease.lease_id] = _Held(lease.lease_id, lease.worker, now, self.loop.create_future())
         else:
-            self._releases.forget(lease.lease_id)
+            self.releases.forget(lease.lease_id)
             self._observe(lease.worker, 0.0)
         self._look(between=True)
 
     def release(self, lease_id: str, released: Future[None] | None = None) -> None:
         """Has a lease's held reply, or this one alone, made at once if there is one: its worker asks again, or will, as its
         call has ended."""
-        if (released is None or self.get(lease_id) is released) and self._releases.release(lease_id, self._clock()):
+        if (released is None or self.get(lease_id) is released) and self.releases.release(lease_id, self.clock()):
             self._release([lease_id])
 
     def give_up(self, lease_id: str) -> None:
@@ -95,36 +87,36 @@ class HeldReplies:
     def close(self) -> None:
         """Has all held replies made at once, and holds none from now on: the server shuts down."""
         self._closed = True
-        now = self._clock()
-        if waiting := [lease_id for lease_id in self._held if self._releases.release(lease_id, now)]:
+        now = self.clock()
+        if waiting := [lease_id for lease_id in self._held if self.releases.release(lease_id, now)]:
             self._release(waiting)
 
     # -- releasing
 
     def _look(self, between: bool = False) -> None:
         """Releases the replies whose time has come, and sees to the next look."""
-        if due := self._releases.due(self._clock()):
+        if due := self.releases.due(self.clock()):
             self._release(due, between)
-        look = self._releases.next_look(now := self._clock())
+        look = self.releases.next_look(now := self.clock())
         if look is None or (self._timer is not None and look >= self._look_at):
             return  # an earlier look sees to it
         if self._timer is not None:
             self._timer.cancel()
         self._look_at = look
-        self._timer = self._loop.call_later(max(0.0, look - now), self._timed)
-        self._loop.wake()  # this may be a thread of the lane
+        self._timer = self.loop.call_later(max(0.0, look - now), self._timed)
+        self.loop.wake()  # this may be a thread of the lane
 
     def _timed(self) -> None:
         self._timer = None
         self._look()
 
     def _release(self, lease_ids: Sequence[str], between: bool = False) -> None:
-        plan, made = partial(self._releases.plan, lease_ids), [self._held[lease_id] for lease_id in lease_ids]
-        if self._at_once(lease_ids, between):
+        plan, made = partial(self.releases.plan, lease_ids), [self._held[lease_id] for lease_id in lease_ids]
+        if self.at_once(lease_ids, between):
             plan()()
             self._made(made)
         else:
-            self._queue(plan).add_done_callback(partial(self._made, made))
+            self.queue(plan).add_done_callback(partial(self._made, made))
 
     def _made(self, made: Sequence[_Held], done: Future[Any] | None = None) -> None:
         error = done.exception() if done is not None and not done.cancelled() else None
@@ -136,8 +128,8 @@ class HeldReplies:
         if self._held.get(held.lease_id) is not held:
             return  # it was given up
         del self._held[held.lease_id]
-        self._releases.forget(held.lease_id)
-        self._observe(held.worker, self._clock() - held.since)
+        self.releases.forget(held.lease_id)
+        self._observe(held.worker, self.clock() - held.since)
         if error is None:
             held.released.set_result(None)
         else:
@@ -145,5 +137,5 @@ class HeldReplies:
             held.released.exception()  # its call may have ended: avoids asyncio's warning
 
     def _observe(self, worker: str, seconds: float) -> None:
-        for observe in self._observers:
+        for observe in self.observers:
             observe(worker, seconds)

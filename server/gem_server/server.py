@@ -31,6 +31,7 @@ from gem_server.warm_up import warm_up
 from gem_server.wiring import Wiring
 
 LAG_SECONDS = 0.25  # between two looks at the event loop's lag
+REGIONS_SECONDS = 1.0  # between two looks at the shared memory of workers that have left
 
 
 async def serve(config: ServerConfig, logger: Logger) -> bool:
@@ -196,7 +197,7 @@ class Server:
             yield "health", partial(_repeat, BEAT_SECONDS, wiring.endpoint.health.beat)
             yield "lag", partial(_measure_lag, wiring.metrics.lagged)
         yield "lane", wiring.lane.run
-        yield "regions", partial(_repeat, 1.0, wiring.lane.regions.take_back)
+        yield "regions", partial(_repeat, REGIONS_SECONDS, wiring.lane.regions.take_back)
         yield "turns", partial(_repeat, 0.1, wiring.intake.end_slow_turns)
         if wiring.history:
             yield "history", partial(_repeat_in_thread, 1.0, wiring.history.flush)
@@ -204,7 +205,8 @@ class Server:
             yield "checkpoints", partial(wiring.checkpointer.every, config.checkpoint_interval or math.inf)
 
     def _log_start(self) -> None:
-        config, core, http = self._config, self.core, self.wiring.endpoint.http_address
+        config, core, wiring = self._config, self.core, self.wiring
+        http = wiring.endpoint.http_address
         if config.checkpoint_dir is None:
             self._logger.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
         if core.rule.caution:
@@ -214,7 +216,7 @@ class Server:
             self._logger.warning(f"OPEN: {what}", close=how_to_close)
         self._log_kernel_settings()
         self._logger.info(
-            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=self.wiring.lane.address or "off",
+            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=wiring.lane.listener.address or "off",
             metrics=http or "none", page=f"http://{http}/" if http else "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
             rule=core.settings.rule,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from gem_api.process.logs import Logger
+from gem_api.timeline import Timeline
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.config import ServerConfig
@@ -25,7 +26,6 @@ from gem_server.intake.turns import Turns
 from gem_server.intake.uploads import Uploads
 from gem_server.lane.lane import Lane
 from gem_server.lane.listener import Listener
-from gem_server.lane.regions import Regions
 from gem_server.rpc.admin import AdminServicer
 from gem_server.rpc.training import TrainingServicer
 from gem_server.rules.threads import Threads
@@ -35,7 +35,6 @@ from gem_server.telemetry.progress import Progress, Traffic
 from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.run_view import RunView
 from gem_server.telemetry.traces import Traces
-from gem_server.telemetry.wire_metrics import WireMetrics
 
 Clock = Callable[[], float]
 
@@ -118,32 +117,17 @@ class Wiring:
         self.uploads = Uploads(core.memory, loop, clock, workers, durability.hurry)
         self.replies = Turns[object](lambda turn: object(), lambda slot: None, loop, clock, workers)
         self.view = RunView(
-            core, self.progress, clock, self.history.earlier if self.history else None,
+            core, self.progress, clock, self.history.earlier if self.history else Timeline(),
             queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
         )  # fmt: skip
-        rpcs = RpcMetrics(self.registry, clock)
-        self.intake = intake = Intake(
+        self.intake = Intake(
             core, self.apply_loop, self.progress, calls, durability, self.uploads, self.replies,
-            WireMetrics(self.registry), rpcs, self.traces, clock, logger,
+            self.traffic, RpcMetrics(self.registry, clock), self.traces, clock, logger,
         )  # fmt: skip
-        regions = Regions(core, running_loop())
-        self.lane = Lane(listener, regions, intake, self.traffic, certificates, clock, logger)
-        self.training = TrainingServicer(
-            core,
-            self.apply_loop,
-            self.progress,
-            self.view,
-            calls,
-            intake,
-            self.lane.offer,
-            durability,
-            self.traffic,
-            clock,
-            logger,
-            config.peers,
-        )
+        self.lane = Lane(listener, self.intake, certificates)
+        self.training = TrainingServicer(self.intake, self.view, listener.offer, config.peers)
         admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
-        self.endpoint.add_services(self.training, admin, calls, rpcs)
+        self.endpoint.add_services(self.training, admin, self.intake)
         self.endpoint.show(self.view)
 
     def why_stalled(self) -> str:

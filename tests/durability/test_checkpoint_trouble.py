@@ -231,11 +231,11 @@ def test_waiting_workers_go_on_though_the_call_was_cancelled(logged: ServerConfi
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
-        wait_until(lambda: live.on_loop(lambda: live.server.wiring.training.calls._by_lease), "bob to wait")
+        wait_until(lambda: live.on_loop(lambda: live.server.wiring.intake.calls._by_lease), "bob to wait")
         frames = chunks(np.ones(SMALL.size, np.float32), pb.InitializeCentralRequest)
         call = wire.whole("InitializeCentral", initialize_header(ann.lease_id), *frames)
         writing.reached()
         call.cancel()
-        wait_until(lambda: len(live.on_loop(lambda: live.server.wiring.training.calls._all)) == 1, "ann's call to end")
+        wait_until(lambda: len(live.on_loop(lambda: live.server.wiring.intake.calls._all)) == 1, "ann's call to end")
         writing.end()
         assert answer.result(DEADLINE)[0].version == 0

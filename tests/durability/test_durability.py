@@ -184,7 +184,7 @@ def test_waiting_workers_go_on_though_the_checkpoint_failed(logged: ServerConfig
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
-        wait_until(lambda: live.on_loop(lambda: live.server.wiring.training.calls._by_lease), "bob to wait")
+        wait_until(lambda: live.on_loop(lambda: live.server.wiring.intake.calls._by_lease), "bob to wait")
         with pytest.raises(grpc.RpcError, match="first checkpoint"):
             ann.initialize(np.ones(SMALL.size, np.float32))
         wait_until(answer.done, "bob's answer")

@@ -95,7 +95,7 @@ def test_a_worker_whose_partner_has_died_waits_at_most_the_bound_and_the_status_
         assert status["worker 0"] > 0.05
         assert status["worker 1"] == 0.0
         ann.commit()
-        waited = live.server.registry.get_sample_value("gem_reply_wait_seconds_sum")
+        waited = live.metric("gem_reply_wait_seconds_sum")
         told = {worker.name: worker.waited_seconds for worker in wire.status().workers}
         assert told == {"worker 0": pytest.approx(waited), "worker 1": 0.0}
 
@@ -154,7 +154,7 @@ def test_a_call_that_ends_leaves_nothing_behind() -> None:
         held_commit(live, ann).cancel()
         wait_until(lambda: held(live) == 0, "the held reply to be made")
         assert live.core.leases.timetable._steps[ann.lease_id].began, "its next commit is expected, as any other's"
-        assert live.on_loop(lambda: live.server.wiring.apply_loop.held._releases._aheads) == {}
+        assert live.on_loop(lambda: live.server.wiring.apply_loop.held.releases._aheads) == {}
         assert ben.commit()[0].version == 2
         assert ann.took(ann.whole(ann.header(), *ann.body()).answer(P))[0].version == 1
 

@@ -281,18 +281,6 @@ def test_a_run_has_a_buffer_for_each_worker_if_they_are_small_and_four_if_they_a
     assert upload_buffers(100, 1 << 20) == 64
 
 
-def test_a_lease_that_ends_during_its_slow_transfer_is_not_remembered() -> None:
-    """The call that is being ended ends its turn after its lease is forgotten."""
-    loop: Any = Clock()
-    queue = Turns[object](lambda turn: object(), lambda slot: None, loop, lambda: loop.now, lambda: 9, small=0)
-    for number in range(3):
-        slot = queue.begin(f"lease-{number}", NBYTES)
-        loop.now += FIRST + 1
-        queue.forget(f"lease-{number}")
-        queue.end(slot)
-    assert queue._slow == set()
-
-
 def test_slow_transfers_that_wait_hold_up_no_others_nor_others_them() -> None:
     loop: Any = Clock()
     refused: set[str] = {"slow"}

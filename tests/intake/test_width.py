@@ -18,17 +18,6 @@ def after(width: Width, turns: int, rate: Callable[[int], float]) -> list[int]:
     return widths
 
 
-def test_one_more_is_tried_first_and_kept_if_all_together_are_faster() -> None:
-    assert after(Width(), 20 * TURNS_PER_TRIAL, lambda now: 100.0 * min(now, 4))[-1] >= 4
-
-
-def test_after_one_more_has_failed_one_less_is_tried_and_kept() -> None:
-    width = Width(now=4)
-    tried = after(width, 3 * TURNS_BETWEEN_TRIALS, lambda now: 100.0)
-    assert tried.index(5) < tried.index(3)
-    assert width.now < 4
-
-
 def test_after_one_less_has_failed_one_more_is_tried() -> None:
     width = Width(now=4)
     tried = after(width, 4 * TURNS_BETWEEN_TRIALS, lambda now: 100.0 * min(now, 4))

@@ -17,6 +17,7 @@ from gem_api.process.tracing import each_in_a_span
 from gem_client import connect
 from kit.model import GRADIENT, model
 from kit.process import python
+from kit.raw_client import wired
 from kit.server import config, serving
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -61,8 +62,7 @@ def lasts(span: ReadableSpan) -> tuple[int, int]:
     return span.start_time or 0, span.end_time or 0
 
 
-@pytest.mark.parametrize("durability", ["snapshot", "log"])
-@pytest.mark.parametrize("way", ["memory", "tcp", "grpc"])
+@pytest.mark.parametrize(("way", "durability"), [("memory", "snapshot"), ("tcp", "log"), ("grpc", "log")])
 def test_one_trace_leads_from_the_workers_step_to_the_rule(
     way: str, durability: str, spans: InMemorySpanExporter, tmp_path: Path
 ) -> None:
@@ -133,18 +133,10 @@ def test_a_step_that_is_not_sampled_costs_the_server_nothing(spans: InMemorySpan
 
 @pytest.mark.parametrize("traceparent", ["00-nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 1000])
 def test_a_trace_context_that_is_not_valid_is_ignored(traceparent: str, spans: InMemorySpanExporter) -> None:
-    with serving(config()) as live, connect(live.address) as session:
-        session.join(model())
-        link = session._member.links.leader
-        header = link._header
-
-        def spoilt(commit: Any) -> Any:
-            message = header(commit)
-            message.traceparent, message.tracestate = traceparent, traceparent
-            return message
-
-        link._header = spoilt  # type: ignore[method-assign]
-        assert session.commit(GRADIENT).version == 1
+    with serving(config()) as live, wired(live) as wire:
+        worker = wire.started("ann")
+        opening = worker.header(traceparent=traceparent, tracestate=traceparent)
+        assert worker.whole(opening, *worker.body()).answer(worker.size)[0].version == 1
     assert named(spans, "commit", "gem_server") == []
 
 

@@ -282,7 +282,7 @@ class Wire:
 
 def lane_port_of(live: Live) -> int:
     """The TCP port of the server's lane; 0 if it has none."""
-    port: int = live.server.wiring.lane._listener.port
+    port: int = live.server.wiring.lane.listener.port
     return port
 
 

@@ -87,6 +87,20 @@ class Live:
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(DEADLINE)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of tensor frames that it has sent."""
+        return self.on_loop(lambda: self.server.wiring.traffic.sent)
+
+    @property
+    def lanes(self) -> int:
+        """Connections to its lanes that it has accepted and not closed."""
+        return self.on_loop(lambda: self.server.wiring.lane.connections)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The value of a sample of its metrics; None if there is none."""
+        return self.on_loop(lambda: self.server.registry.get_sample_value(name, labels))
+
     def _look(self) -> None:
         with suppress(RuntimeError):  # it has ended, and closed its loop
             self.on_loop(lambda: self.core.leases.extend_after_suspension(self.clock()))

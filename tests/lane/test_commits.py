@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import socket
 import ssl
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +29,7 @@ from kit.ways import LaneStream
 
 P = SMALL.size
 COUNTING = Hyperparameters(rule="downpour", learning_rate=1.0)  # a gradient of -1 adds 1 to every element
-LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
+LARGE = Layout.of({"w": (4_000_000,)})  # more than any buffer between the two takes
 
 
 @pytest.fixture
@@ -48,10 +46,6 @@ def read(live: Live, lane: RawLane, *data: bytes) -> None:
     wait_until(lambda: received_bytes(live) == before + sum(map(len, data)), "the server to read what was sent")
 
 
-def connections(live: Live) -> int:
-    return live.on_loop(lambda: live.server.wiring.lane.connections)
-
-
 # -- messages that are right, however they arrive
 
 
@@ -65,12 +59,12 @@ def test_a_commit_may_come_byte_by_byte(live: Live, worker: Worker, lane: RawLan
     assert worker.took(lane.answer())[0].version == 1
 
 
-@pytest.mark.parametrize("at", [1, PREFIX - 1, PREFIX, PREFIX + 1, -4 * P - 1, -4 * P, -4 * P + 2, -1])
-def test_a_commit_may_be_split_anywhere(at: int, live: Live, worker: Worker, lane: RawLane) -> None:
-    data = whole_commit(worker)
-    read(live, lane, data[:at])
-    lane.send(data[at:])
-    assert worker.took(lane.answer())[0].version == 1
+def test_a_commit_may_be_split_anywhere(live: Live, worker: Worker, lane: RawLane) -> None:
+    for version, at in enumerate([1, PREFIX - 1, PREFIX, PREFIX + 1, -4 * P - 1, -4 * P, -4 * P + 2, -1], 1):
+        data = whole_commit(worker)
+        read(live, lane, data[:at])
+        lane.send(data[at:])
+        assert worker.took(lane.answer())[0].version == version
 
 
 def test_commits_may_be_sent_before_the_one_before_is_answered(live: Live, worker: Worker, lane: RawLane) -> None:
@@ -137,19 +131,16 @@ WRONG: dict[str, tuple[str, Callable[[Worker], bytes]]] = {
     "an element too few": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 4 * P - 4) + bytes(4 * P - 4)),
     "a byte too few": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 4 * P - 1) + bytes(4 * P - 1)),
     "a byte too many": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 4 * P + 1)),
-    "a payload of 2**63 bytes": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 2**63)),
     "a payload of 2**64 - 1 bytes": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 2**64 - 1)),
     "float32 said to be bfloat16": (
         "INCOMPLETE_TRANSFER",
         lambda w: sized(w, 4 * P, wire_dtype=tensors_pb2.WIRE_DTYPE_BFLOAT16) + bytes(4 * P),
     ),
     "a header of 64 KiB and a byte": ("INVALID_REQUEST", lambda w: message(COMMIT, padded(w, (64 << 10) + 1))[:PREFIX]),
-    "a header of 4 GiB": ("INVALID_REQUEST", lambda w: prefix_of_huge_header()),
     "a header that is not protobuf": ("INVALID_REQUEST", lambda w: message(COMMIT, b"\xff" * 30)),
     "a second hello": ("INVALID_REQUEST", lambda w: hello(offer(w).token)),
     "a damaged prefix": ("INVALID_REQUEST", lambda w: sized(w, 4 * P)[: PREFIX - 1] + b"\0"),
     "another lease": ("PERMISSION_DENIED", lambda w: sized(w, 4 * P, lease_id="another") + bytes(4 * P)),
-    "no lease": ("PERMISSION_DENIED", lambda w: sized(w, 4 * P, lease_id="") + bytes(4 * P)),
 }
 
 
@@ -158,28 +149,22 @@ def sized(worker: Worker, payload: int, **changes: object) -> bytes:
     return message(COMMIT, header(worker, **changes).SerializeToString(), payload)
 
 
-def prefix_of_huge_header() -> bytes:
-    fields = struct.pack("<4sBBHIQ", b"GEML", 1, COMMIT, 0, 2**32 - 1, 0)
-    return fields + struct.pack("<I", zlib.crc32(fields))
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_message_ends_the_lane_and_moves_nothing(what: str, live: Live, worker: Worker, lane: RawLane) -> None:
-    error, said = WRONG[what]
+def test_a_wrong_message_ends_the_lane_and_moves_nothing(live: Live, worker: Worker) -> None:
     before, held = theta_bits(live), live.on_loop(lambda: live.core.memory.held)
-    lane.send(said(worker))
-    refusal = lane.refusal()
-    assert refusal.error == error
-    assert refusal.details
-    assert theta_bits(live) == before
-    lane.close()
+    for what, (error, said) in WRONG.items():
+        with opened(worker) as lane:
+            lane.send(said(worker))
+            refusal = lane.refusal()
+        assert (what, refusal.error) == (what, error)
+        assert refusal.details
+        assert theta_bits(live) == before
     with opened(worker) as again:
         assert committed(worker, again)[0].version == 1
     assert live.on_loop(lambda: live.core.memory.held) == held
-    wait_until(lambda: connections(live) == 0, "the connections to end")
+    wait_until(lambda: live.lanes == 0, "the connections to end")
 
 
-@pytest.mark.parametrize("size", [0, 4, 4 * P - 1])
+@pytest.mark.parametrize("size", [0, 4 * P - 1])
 @pytest.mark.parametrize("how", ["closes", "resets", "stops sending"])
 def test_an_upload_that_is_cut_off_moves_nothing_and_its_sequence_stays_free(
     size: int, how: str, live: Live, worker: Worker, lane: RawLane
@@ -193,7 +178,7 @@ def test_an_upload_that_is_cut_off_moves_nothing_and_its_sequence_stays_free(
         assert lane.closed()
     else:
         lane.close()
-    wait_until(lambda: connections(live) == 0, "the server to notice")
+    wait_until(lambda: live.lanes == 0, "the server to notice")
     assert theta_bits(live) == before
     with opened(worker) as again:
         assert committed(worker, again)[0].sequence == 1
@@ -218,12 +203,13 @@ def commits(worker: Worker, way: str, context: ssl.SSLContext | None) -> CommitS
     return worker.wire.stream("Commit") if way == "grpc" else LaneStream(opened(worker, context), worker.size)
 
 
-both_ways = pytest.mark.parametrize(("older", "newer"), list(itertools.product(["grpc", "lane"], repeat=2)))
-plain_and_encrypted = pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+both_ways = pytest.mark.parametrize(
+    ("older", "newer", "encrypted"),
+    [*((older, newer, False) for older, newer in itertools.product(["grpc", "lane"], repeat=2)), ("lane", "lane", True)],
+)
 
 
 @both_ways
-@plain_and_encrypted
 def test_a_commit_in_the_middle_of_its_upload_is_told_that_it_is_replaced(
     older: str, newer: str, encrypted: bool, tmp_path: Path
 ) -> None:
@@ -245,7 +231,6 @@ def test_a_commit_in_the_middle_of_its_upload_is_told_that_it_is_replaced(
 
 
 @both_ways
-@plain_and_encrypted
 def test_an_answer_that_is_replaced_while_it_is_sent_is_cut_off_and_never_torn(
     older: str, newer: str, encrypted: bool, tmp_path: Path
 ) -> None:
@@ -253,9 +238,9 @@ def test_an_answer_that_is_replaced_while_it_is_sent_is_cut_off_and_never_torn(
     with large(tmp_path, encrypted) as (live, wire, context):
         worker = wire.started("worker", LARGE, value=0.0)
         old = commits(worker, older, context)
-        before = live.on_loop(lambda: live.server.wiring.traffic.sent) + 1000  # more than the result
+        before = live.sent_bytes + 1000  # more than the result
         old.send(worker.header(), *worker.body(-1.0))
-        wait_until(lambda: live.on_loop(lambda: live.server.wiring.traffic.sent) > before, "the answer to begin")
+        wait_until(lambda: live.sent_bytes > before, "the answer to begin")
         worker.sequence, worker.base_version = 2, 1
         new = commits(worker, newer, context)
         new.send(worker.header(), *worker.body(-1.0))

@@ -30,7 +30,7 @@ from kit.regions import queue_length
 from kit.server import DEADLINE, Live, serving, wait_until
 from kit.ways import IN_MEMORY, configured
 
-LARGE = Layout.of({"w": (6_000_000,)})  # more than any buffer between the two takes
+LARGE = Layout.of({"w": (4_000_000,)})  # more than any buffer between the two takes
 over_the_network = pytest.mark.parametrize("way", ["tcp", "tls"])
 every_way = pytest.mark.parametrize("way", ["tcp", "tls", IN_MEMORY])
 without_tls = pytest.mark.parametrize("way", ["tcp", IN_MEMORY])
@@ -48,10 +48,6 @@ class Setting:
     def lane(self) -> RawLane:
         opener = opened_in_memory if self._way == "memory" else lambda worker: opened(worker, self._context)
         return self.lanes.enter_context(opener(self.worker))
-
-    @property
-    def connections(self) -> int:
-        return self.live.on_loop(lambda: self.live.server.wiring.lane.connections)
 
 
 Begin = Callable[..., Setting]
@@ -179,7 +175,7 @@ def test_a_client_that_waits_in_the_queue_gets_the_error_at_once(way: str, begin
         worker.leave()
         assert plainly_ended(lane).reason == "left"
         lane.close()
-        wait_until(lambda: setting.connections == 0, "the connection to end")
+        wait_until(lambda: setting.live.lanes == 0, "the connection to end")
 
 
 class Paused(socket.socket):
@@ -212,7 +208,7 @@ def test_a_lease_that_ends_right_after_its_result_was_sent_is_told_so(way: str, 
     worker, lane = setting.worker, setting.lane()
     assert committed(worker, lane)[0].version == 1
     assert paused.sent.wait(DEADLINE)
-    calls = setting.live.server.wiring.training.calls
+    calls = setting.live.server.wiring.intake.calls
     leaving = in_background(worker.leave)
     wait_until(lambda: leaving.done() or any(call.error for call in list(calls._all)), "the lease to end")
     paused.go_on.set()
@@ -226,9 +222,9 @@ def test_no_error_is_sent_inside_a_result_that_is_cut_off(dtype: str, way: str, 
     """It would be taken for the rest of θ."""
     setting = begin(LARGE)
     live, worker, lane = setting.live, setting.worker, setting.lane()
-    before = live.on_loop(lambda: live.server.wiring.traffic.sent) + 1000  # more than the result
+    before = live.sent_bytes + 1000  # more than the result
     lane.commit(header(worker, theta_dtype=tensors_pb2.WireDtype.Value(f"WIRE_DTYPE_{dtype}")), worker.gradient().tobytes())
-    wait_until(lambda: live.on_loop(lambda: live.server.wiring.traffic.sent) > before, "the answer to begin")
+    wait_until(lambda: live.sent_bytes > before, "the answer to begin")
     worker.leave()
     prefix = lane.exactly(PREFIX)
     lane.exactly(int.from_bytes(prefix[8:12], "little"))
@@ -248,9 +244,9 @@ def test_a_client_that_never_closes_is_closed(way: str, begin: Begin) -> None:
     lane = setting.lane()
     setting.worker.leave()
     assert plainly_ended(lane).reason == "left"
-    assert setting.connections == 1
+    assert setting.live.lanes == 1
     setting.live.clock.advance(HELLO_SECONDS + 1)
-    wait_until(lambda: setting.connections == 0, "the connection to end")
+    wait_until(lambda: setting.live.lanes == 0, "the connection to end")
 
 
 @every_way
@@ -260,4 +256,4 @@ def test_a_client_that_never_stops_sending_is_cut_off(way: str, begin: Begin) ->
     setting.worker.leave()
     with pytest.raises((ConnectionError, ssl.SSLEOFError)):
         lane.send(*[bytes(1 << 20)] * 100)
-    wait_until(lambda: setting.connections == 0, "the connection to end")
+    wait_until(lambda: setting.live.lanes == 0, "the connection to end")

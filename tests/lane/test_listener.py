@@ -39,7 +39,7 @@ def test_the_usual_port_is_the_one_after_that_of_grpc() -> None:
 def test_grpc_and_the_lane_on_every_address_are_reached_by_both_families(every: str) -> None:
     with serving(config(listen=every, lane_listen=every)) as live, wired(live) as wire:
         worker = wire.started("worker")
-        for port in (int(live.address.rpartition(":")[2]), live.server.wiring.lane._listener.port):
+        for port in (int(live.address.rpartition(":")[2]), live.server.wiring.lane.listener.port):
             for host in ("127.0.0.1", "::1"):
                 with socket.create_connection((host, port)):
                     pass

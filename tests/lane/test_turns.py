@@ -83,7 +83,7 @@ def test_an_encrypted_lane_that_always_has_a_message_waiting_does_so_too(
 
 
 def test_the_time_of_others_is_up_though_a_lane_always_has_a_message_waiting(live: Live, worker: Worker) -> None:
-    with tcp(live.server.wiring.lane._listener.port) as silent, flooded(live, opened(worker)):
+    with tcp(live.server.wiring.lane.listener.port) as silent, flooded(live, opened(worker)):
         live.clock.advance(HELLO_SECONDS + 1)
         assert silent.closed()
 

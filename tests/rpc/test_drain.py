@@ -101,7 +101,7 @@ def test_what_is_queued_is_applied_and_answered_and_everyone_else_is_sent_away(b
 def test_who_waits_for_a_first_value_is_sent_away(live: Live, wire: Wire) -> None:
     wire.join("asked")
     waiting = wire.join("waiting").open_pull()
-    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.wiring.training.calls._all)), "it to wait")
+    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.wiring.intake.calls._all)), "it to wait")
     wire.call("Drain", admin_pb2.DrainRequest())
     assert waiting.refusal().error == "DRAINING"
 
@@ -210,13 +210,6 @@ def test_a_wrong_setting_is_refused_with_advice(name: str, value: str, message: 
     assert message in raised.value.format_message()
 
 
-def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEM_RULE", "gem:momentum=fast")
-    with pytest.raises(click.UsageError) as raised:
-        main.make_context("gem-server", [])
-    assert "--rule" in raised.value.format_message()
-
-
 def test_a_second_server_that_cannot_start_leaves_the_files_of_the_first_alone(tmp_path: Path) -> None:
     history = tmp_path / "history.csv"
     with serving(config(history=history)) as live, wired(live) as wire:
@@ -240,7 +233,8 @@ def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status(tmp_path: Pa
         assert server.wait() == 0
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_work_writes_a_checkpoint_and_exits_with_0(ending: signal.Signals, tmp_path: Path) -> None:
     flags = ("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path / "c"), "--rule", "gem:momentum=0.25")
     variables = {"GEM_LEARNING_RATE": "0.5", "GEM_RULE": "gem:momentum=0.75"}

@@ -156,11 +156,10 @@ def test_a_wrong_wire_dtype_is_refused(dtype: int, worker: Worker) -> None:
     assert_refused(worker.whole(worker.header(wire_dtype=dtype), *worker.body()).refusal(), "INVALID_REQUEST")
 
 
-@pytest.mark.parametrize("what", WRONG_FRAMES)
 @pytest.mark.usefixtures("unharmed")
-def test_wrong_frames_are_refused(what: str, wire: Wire, worker: Worker) -> None:
-    error, frames = WRONG_FRAMES[what]
-    assert_refused(wire.whole("Commit", *frames(worker)).refusal(), error)
+def test_wrong_frames_are_refused(wire: Wire, worker: Worker) -> None:
+    for error, frames in WRONG_FRAMES.values():
+        assert_refused(wire.whole("Commit", *frames(worker)).refusal(), error)
 
 
 @all_ways
@@ -199,16 +198,14 @@ LEASE_CALLS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("reason", ["unknown", "left"])
-@pytest.mark.parametrize("rpc", LEASE_CALLS)
 @pytest.mark.usefixtures("unharmed")
-def test_a_lease_that_is_not_live_is_refused_with_the_reason(rpc: str, reason: str, wire: Wire) -> None:
+def test_a_lease_that_is_not_live_is_refused_with_the_reason(wire: Wire) -> None:
     gone = wire.join("gone")
     gone.leave()
-    request = LEASE_CALLS[rpc]
-    lease = request.header if hasattr(request, "header") else request
-    lease.lease_id = gone.lease_id if reason == "left" else "no such lease"
-    assert_refused(wire.refusal(rpc, request), "LEASE_ENDED", reason)
+    for rpc, request in LEASE_CALLS.items():
+        lease = request.header if hasattr(request, "header") else request
+        for lease.lease_id, reason in ((gone.lease_id, "left"), ("no such lease", "unknown")):
+            assert_refused(wire.refusal(rpc, request), "LEASE_ENDED", reason)
 
 
 @through_sockets
@@ -249,12 +246,11 @@ WRONG_REGISTRATIONS: dict[str, tuple[str, pb.RegisterWorkerRequest]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG_REGISTRATIONS)
 @pytest.mark.usefixtures("unharmed")
-def test_a_wrong_registration_is_refused(what: str, live: Live, wire: Wire) -> None:
-    error, request = WRONG_REGISTRATIONS[what]
+def test_a_wrong_registration_is_refused(live: Live, wire: Wire) -> None:
     before = live.on_loop(lambda: live.core.memory.held)
-    assert_refused(wire.refusal("RegisterWorker", request), error)
+    for error, request in WRONG_REGISTRATIONS.values():
+        assert_refused(wire.refusal("RegisterWorker", request), error)
     assert live.on_loop(lambda: live.core.memory.held) == before
 
 
@@ -378,6 +374,3 @@ def test_a_model_that_no_machine_can_hold_is_refused_and_leaves_no_trace(live: L
     huge = 2**40
     assert_refused(wire.refusal("RegisterWorker", register_request("huge", [("w", (huge,))], 0, huge)), "OVERLOADED")
     assert wire.started("worker").commit()[0].version == 1
-
-
-# -- the end

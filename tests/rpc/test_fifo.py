@@ -134,7 +134,7 @@ def jain(shares: list[int]) -> float:
 
 
 def test_a_hundred_sessions_that_commit_as_fast_as_they_can_get_equal_shares(live: Live, wire: Wire) -> None:
-    sessions, total = 100, 3000
+    sessions, total = 100, 1000
     shares = [0] * sessions
     crew = wire.crew(sessions)
 

@@ -1,8 +1,9 @@
-"""Ten thousand hostile calls: each gets a typed status. θ does not change, and nothing leaks or breaks."""
+"""Thousands of hostile calls: each gets a typed status. θ does not change, and nothing leaks or breaks."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from fuzz.mutations import mutated
 from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_api.v1 import training_pb2 as pb
@@ -28,7 +30,6 @@ from kit.raw_client import (
 )
 from kit.server import DEADLINE, Live, wait_until
 
-CALLS = 10_000
 AT_ONCE = 32
 # What grpc's asyncio client calls its own failure when it writes to a call that the server has just ended; the server's
 # status is lost to it then, so the same frames are sent once more.
@@ -139,7 +140,8 @@ def storm(
     return seen
 
 
-def test_fuzzed_calls_get_typed_answers_and_change_nothing(live: Live, wire: Wire, worker: Worker) -> None:
+@pytest.mark.parametrize("calls", [1_600, pytest.param(10_000, marks=pytest.mark.long)])
+def test_fuzzed_calls_get_typed_answers_and_change_nothing(calls: int, live: Live, wire: Wire, worker: Worker) -> None:
     live.on_loop(lambda: setattr(live.core.leases, "duration", 1e6))  # the storm may take long on a slow machine
     alone = live.on_loop(lambda: live.core.memory.held)
     stream = wire.stream("Commit")
@@ -147,18 +149,18 @@ def test_fuzzed_calls_get_typed_answers_and_change_nothing(live: Live, wire: Wir
     victim = wire.join("victim")
     victim.pull()
     before, frames = theta_bits(live), corpus(victim)
-    turns = iter(range(10 * CALLS))
+    turns = itertools.count()
 
     def draw(dice: random.Random) -> tuple[str, list[bytes]]:
         rpc = FUZZED[next(turns) % len(FUZZED)]
         return rpc, fuzzed_call(dice, rpc, frames)
 
-    seen = storm(live, 20180521, draw, CALLS)
+    seen = storm(live, 20180521, draw, calls)
 
     for rpc in FUZZED:
         mine = {status for name, status, _ in seen if name == rpc}
         assert "INVALID_ARGUMENT" in mine, f"{rpc} was never sent bytes that do not parse"
-        assert sum(count for (name, _, _), count in seen.items() if name == rpc) >= CALLS // len(FUZZED) - AT_ONCE
+        assert sum(count for (name, _, _), count in seen.items() if name == rpc) >= calls // len(FUZZED) - AT_ONCE
     errors = {error for name, _, error in seen if name == "Commit"}
     assert {"INVALID_REQUEST", "INCOMPLETE_TRANSFER", "NON_FINITE_GRADIENT", "SEQUENCE_GAP", "LEASE_ENDED"} <= errors
     assert theta_bits(live) == before
@@ -171,24 +173,12 @@ def test_fuzzed_calls_get_typed_answers_and_change_nothing(live: Live, wire: Wir
     wait_until(lambda: live.on_loop(lambda: live.core.memory.held) == alone, "all memory of others to be freed")
 
 
-def test_the_fuzzer_would_notice(live: Live, wire: Wire, worker: Worker) -> None:
-    """A right commit gets through the same way: a fuzzer whose calls never arrived would find nothing."""
-
-    def draw(dice: random.Random) -> tuple[str, list[bytes]]:
-        return "Commit", [worker.header(), *worker.body()]  # the same each time: applied once, repeated ever after
-
-    seen = storm(live, 1, draw, AT_ONCE)
-    assert theta_bits(live)[0] == 1
-    assert seen.keys() <= {("Commit", "OK", ""), ("Commit", "ABORTED", "SUPERSEDED")}
-    assert seen["Commit", "OK", ""] >= 1
-
-
 def test_calls_that_supersede_each_other_all_end(live: Live, wire: Wire, worker: Worker) -> None:
     """Whatever a call is doing when a newer one takes over, reading, waiting or answering, it is told so."""
 
     def draw(dice: random.Random) -> tuple[str, list[bytes]]:
         return "Pull", [pb.PullRequest(lease_id=worker.lease_id).SerializeToString()]
 
-    seen = storm(live, 2, draw, 20 * AT_ONCE)
+    seen = storm(live, 2, draw, 5 * AT_ONCE)
     assert seen.keys() == {("Pull", "OK", ""), ("Pull", "ABORTED", "SUPERSEDED")}
     assert worker.commit()[0].version == 1

@@ -47,16 +47,16 @@ def scribbling(region: Shared) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("rule", ["gem, after", "gem, reference", "downpour"])
+@pytest.mark.parametrize("rule", ["gem, after", "downpour"])
 def test_a_worker_that_scribbles_all_the_time_harms_no_one_else(rule: str) -> None:
-    """200 commits under which gradient and answer change all the time, an honest worker's in between."""
+    """50 commits under which gradient and answer change all the time, an honest worker's in between."""
     with sharing(RULES[rule], LARGE) as (live, wire, hostile, region):
         honest = wire.join("honest", LARGE)
         honest.pull()
         home = shared(honest)
         applied = 0
         with scribbling(region):
-            for _ in range(200):
+            for _ in range(50):
                 result = result_or_none(region)
                 if result is not None:
                     hostile.took((result, region.answer))
@@ -64,7 +64,7 @@ def test_a_worker_that_scribbles_all_the_time_harms_no_one_else(rule: str) -> No
                 assert home.commit(0.001)[1].tobytes() == theta_bits(live)[1]
         assert applied > 0, "no commit got past the check: the pass never met what the worker wrote"
         assert np.isfinite(theta_of(live)).all()
-        assert theta_bits(live)[0] == 200 + applied
+        assert theta_bits(live)[0] == 50 + applied
         assert honest.pull()[1].tobytes() == theta_bits(live)[1]
         assert region.commit(0.001)[1].tobytes() == theta_bits(live)[1]
         home.close()

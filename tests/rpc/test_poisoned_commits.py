@@ -17,7 +17,6 @@ from gem_api.region import region_bytes
 from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_server.config import StartError
 from gem_server.core.norm_bound import MIN_NORMS
-from gem_server.lane.commits import PIECE
 from kit.raw_client import SMALL, Refusal, Theta, Wire, Worker, apply_thread_held, chunk, chunks, register_request, theta_bits
 from kit.raw_lane import LaneFailed
 from kit.regions import LARGE, abstract, all_the_time, linux_only, memory_bytes, queue_length, shared, theta_of
@@ -78,10 +77,6 @@ def rejected(wire: Wire) -> dict[str, int]:
     return {worker.name: worker.rejected for worker in wire.status().workers}
 
 
-def exported(live: Live, name: str, **labels: str) -> float | None:
-    return live.on_loop(lambda: live.server.registry.get_sample_value(name, labels))
-
-
 def in_quarantine(wire: Wire) -> dict[str, int]:
     workers = wire.call("ListQuarantine", admin_pb2.ListQuarantineRequest()).workers
     return {worker.name: worker.refusals for worker in workers}
@@ -102,27 +97,16 @@ def test_a_poisoned_commit_is_refused_and_no_bit_moves(way: str, layout: Layout)
         eve = joined(wire, "eve", layout)
         commit = committing(eve)
         before, bits = theta_bits(live), everything(live)
-        refusal = commit(np.full(layout.size, 1e6, np.float32))
-        assert refusal.error == "NORM_OUT_OF_BOUNDS"
-        assert refusal.status in (None, grpc.StatusCode.INVALID_ARGUMENT)
-        assert "1e+06 times the median" in refusal.details
-        assert (theta_bits(live), everything(live)) == (before, bits)
-        assert commit(np.ones(layout.size, np.float32)) == APPLIED, "the sequence is still free, and the worker may go on"
-        assert theta_bits(live)[0] == before[0] + 1
-
-
-@all_ways
-def test_one_huge_element_anywhere_is_enough(way: str) -> None:
-    with bounded(way=way, quarantine_after=0) as (live, wire):
-        seasoned(wire, layout=LARGE)
-        commit = committing(joined(wire, "eve", LARGE))
-        before = theta_bits(live)
-        for at in (0, PIECE - 1, PIECE, LARGE.size - 1):
-            gradient = np.ones(LARGE.size, np.float32)
+        for at in (0, layout.size - 1):  # one huge element is enough, in any piece
+            gradient = np.ones(layout.size, np.float32)
             gradient[at] = 1e6
             refusal = commit(gradient)
             assert refusal.error == "NORM_OUT_OF_BOUNDS"
-        assert theta_bits(live) == before
+            assert refusal.status in (None, grpc.StatusCode.INVALID_ARGUMENT)
+            assert "times the median" in refusal.details
+        assert (theta_bits(live), everything(live)) == (before, bits)
+        assert commit(np.ones(layout.size, np.float32)) == APPLIED, "the sequence is still free, and the worker may go on"
+        assert theta_bits(live)[0] == before[0] + 1
 
 
 @through_sockets
@@ -133,16 +117,6 @@ def test_what_counts_is_the_gradient_after_it_was_decoded(way: str) -> None:
         before = theta_bits(live)
         refusal = eve.whole(eve.header(wire_dtype=tensors_pb2.WIRE_DTYPE_BFLOAT16), chunk(0, packed)).refusal()
         assert refusal.error == "NORM_OUT_OF_BOUNDS"
-        assert theta_bits(live) == before
-
-
-@all_ways
-def test_a_repeat_of_an_applied_commit_is_answered_whatever_its_body(way: str) -> None:
-    with bounded(way=way) as (live, wire):
-        ann = seasoned(wire)
-        before = theta_bits(live)
-        frames = [ann.header(sequence=ann.sequence - 1, base_version=0), *ann.body(1e6)]
-        assert ann.whole(*frames).answer(SMALL.size)[0].sequence == ann.sequence - 1
         assert theta_bits(live) == before
 
 
@@ -216,27 +190,14 @@ def test_refusals_are_counted_by_worker_and_by_error() -> None:
             assert eve(np.full(SMALL.size, value, np.float32)) != APPLIED
         ann.commit()
         assert rejected(wire) == {"ann": 0, "eve": 3}
-        assert exported(live, "gem_worker_rejected_total", worker="eve") == 3
-        assert exported(live, "gem_worker_rejected_total", worker="ann") == 0
-        assert exported(live, "gem_commits_rejected_total", error="NormOutOfBounds") == 2
-        assert exported(live, "gem_commits_rejected_total", error="NonFiniteGradient") == 1
+        assert live.metric("gem_worker_rejected_total", worker="eve") == 3
+        assert live.metric("gem_worker_rejected_total", worker="ann") == 0
+        assert live.metric("gem_commits_rejected_total", error="NormOutOfBounds") == 2
+        assert live.metric("gem_commits_rejected_total", error="NonFiniteGradient") == 1
         assert wire.status().commits["rejected"] == 3
 
 
 # -- off
-
-
-def test_by_default_there_is_no_bound_and_no_quarantine(live: Live, wire: Wire) -> None:
-    seasoned(wire)
-    eve = joined(wire, "eve")
-    commit = committing(eve)
-    for _ in range(10):
-        refusal = commit(eve.gradient(np.nan))
-        assert refusal.error == "NON_FINITE_GRADIENT"
-    before = theta_bits(live)[0]
-    assert commit(eve.gradient(1e6)) == APPLIED
-    assert theta_bits(live)[0] == before + 1
-    assert in_quarantine(wire) == {}
 
 
 def test_a_ratio_that_would_refuse_ordinary_commits_is_a_wrong_start() -> None:
@@ -267,7 +228,7 @@ def test_the_third_refusal_in_a_row_puts_a_worker_into_quarantine(way: str) -> N
         assert [worker.name for worker in wire.status().workers] == ["ann"]
         assert dict(wire.status().leases_ended) == {"quarantined": 1}
         assert in_quarantine(wire) == {"eve": 3}
-        assert exported(live, "gem_quarantined_workers") == 1
+        assert live.metric("gem_quarantined_workers") == 1
         late = commit(eve.gradient(1.0))
         assert (late.error, late.reason) == ("LEASE_ENDED", "quarantined")
         request = register_request("eve", [("w", (3, 5)), ("b", (2,))], 0, SMALL.size)
@@ -278,17 +239,6 @@ def test_the_third_refusal_in_a_row_puts_a_worker_into_quarantine(way: str) -> N
         assert in_quarantine(wire) == {}
         again = joined(wire, "eve")
         assert again.commit()[0].version == before[0] + 2
-
-
-def test_quarantine_alone_keeps_out_who_sends_no_numbers() -> None:
-    with serving(config(quarantine_after=2)) as live, wired(live) as wire:
-        seasoned(wire)
-        eve = joined(wire, "eve")
-        commit = committing(eve)
-        assert commit(eve.gradient(1e6)) == APPLIED, "there is no bound"
-        errors = [refusal.error for refusal in (commit(eve.gradient(np.nan)), commit(eve.gradient(np.inf)))]
-        assert errors == ["NON_FINITE_GRADIENT", "QUARANTINED"]
-        assert in_quarantine(wire) == {"eve": 2}
 
 
 def test_the_history_survives_a_restart_and_the_quarantine_does_not(tmp_path: Any) -> None:

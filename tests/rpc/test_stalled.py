@@ -64,17 +64,6 @@ def test_a_worker_that_hangs_loses_its_lease_and_says_where_it_stands(
         assert session.commit(GRADIENT).version == 3
 
 
-def test_a_worker_that_commits_now_and_then_keeps_its_lease() -> None:
-    with serving(config()) as live, connect(live.address, name="ann") as session:
-        session.join(model())
-        session.commit(GRADIENT)
-        for _ in range(3):
-            session.commit(GRADIENT)
-            pause(live, session, 0.8)
-        live.on_loop(live.server.wiring.training.expire_leases)
-        assert session.commit(GRADIENT).version == 5
-
-
 def test_a_worker_that_waits_for_a_server_says_so_with_its_renewals() -> None:
     """The server can't write its log, for example, or one of several servers is away."""
     with serving(config()) as live, connect(live.address, name="ann") as session:

@@ -25,12 +25,8 @@ def run(rule: str, options: str = "", way: str = "grpc", **settings: object) -> 
         yield live, wire
 
 
-def metric(live: Live, name: str, **labels: str) -> float | None:
-    return live.on_loop(lambda: live.server.registry.get_sample_value(name, labels))
-
-
 def influence(live: Live, worker: str) -> float | None:
-    return metric(live, "gem_worker_influence_total", worker=worker)
+    return live.metric("gem_worker_influence_total", worker=worker)
 
 
 def commit_as(worker: Worker, kind: int) -> list[bytes]:
@@ -59,7 +55,7 @@ def test_a_worker_is_told_what_to_commit_and_anything_else_is_refused(rule: str,
         assert theta_bits(live) == before
         result, _ = worker.took(worker.whole(*commit_as(worker, kind)).answer(SMALL.size))
         assert (result.sequence, result.version, result.discarded) == (1, 1, False)
-        assert metric(live, "gem_commits_rejected_total", error="InvalidRequest") == 1
+        assert live.metric("gem_commits_rejected_total", error="InvalidRequest") == 1
 
 
 @all_ways
@@ -97,11 +93,11 @@ def test_a_commit_that_is_left_out_is_answered_with_a_fresh_theta_and_counted(wa
         assert (result.staleness, result.HasField("pi")) == (1, False)
         assert theta_bits(live) == before
         assert theta.tobytes() == before[1]
-        counts = {outcome: metric(live, "gem_commits_total", outcome=outcome) for outcome in ("applied", "discarded")}
+        counts = {outcome: live.metric("gem_commits_total", outcome=outcome) for outcome in ("applied", "discarded")}
         assert counts == {"applied": 1, "discarded": 1}
-        assert metric(live, "gem_worker_commits_total", worker="bob") == 0
-        assert metric(live, "gem_samples_committed_total") == 1
-        assert metric(live, "gem_central_version") == 1
+        assert live.metric("gem_worker_commits_total", worker="bob") == 0
+        assert live.metric("gem_samples_committed_total") == 1
+        assert live.metric("gem_central_version") == 1
         assert (influence(live, "ann"), influence(live, "bob")) == (1, 0)
         fresh, theta = bob.commit()
         assert (fresh.discarded, fresh.version, influence(live, "bob")) == (False, 2, 1)

@@ -31,10 +31,10 @@ HOSTS = ("localhost", "127.0.0.1", ELSEWHERE)
 SEEN = GRADIENT.tobytes()
 
 
-@pytest.fixture(params=["tls", "mutual tls"])
-def live(request: pytest.FixtureRequest, own: Pair, authority: Authority) -> Iterator[Live]:
-    client_ca = authority.cert if request.param == "mutual tls" else None
-    with serving(config(tls=TlsFiles(own.cert, own.key, client_ca))) as server:
+@pytest.fixture
+def live(own: Pair, authority: Authority) -> Iterator[Live]:
+    """A server that encrypts, and asks for certificates."""
+    with serving(config(tls=TlsFiles(own.cert, own.key, authority.cert))) as server:
         yield server
 
 
@@ -247,7 +247,7 @@ def test_a_mutual_lane_turns_a_client_without_a_good_certificate_away(
 
         def visit() -> None:
             lease_id = live.on_loop(lambda: next(iter(live.core.leases.live)))
-            offered = live.on_loop(lambda: live.server.wiring.lane.offer(lease_id, lambda: ANYONE))
+            offered = live.on_loop(lambda: live.server.wiring.lane.listener.offer(lease_id, lambda: ANYONE))
             with pytest.raises((ssl.SSLError, ConnectionResetError)):
                 said_to_a_hello(offered, context)
 
@@ -273,34 +273,3 @@ def test_a_new_certificate_is_shown_by_new_lanes_and_open_ones_go_on(own: Pair, 
             assert session.commit(GRADIENT).version == 2
             assert transports(live) == {session.name: "tls"}
         assert_trains(live, live.address, "tls", tls_ca=successor.cert)
-
-
-def test_client_authorities_are_read_again_too(own: Pair, authority: Authority, shown: dict[str, Any], tmp_path: Path) -> None:
-    accepted = tmp_path / "accepted.pem"
-    accepted.write_bytes(authority.cert.read_bytes())
-    newcomer = (successor := Authority(tmp_path, "successor")).issue("worker:*", file="newcomer")
-    with serving(config(tls=TlsFiles(own.cert, own.key, accepted))) as live:
-        assert_trains(live, live.address, "tls", **shown)
-        accepted.write_bytes(successor.cert.read_bytes())
-        assert_trains(live, live.address, "tls", tls_ca=authority.cert, tls_cert=newcomer.cert, tls_key=newcomer.key)
-
-
-@pytest.mark.parametrize("lanes_before", [True, False], ids=["after a lane", "before the first lane"])
-@pytest.mark.parametrize("broken", ["half changed", "junk", "gone"])
-def test_while_the_files_make_no_sense_lanes_show_the_certificate_from_before(
-    broken: str, lanes_before: bool, own: Pair, authority: Authority
-) -> None:
-    before = own.cert.read_bytes()
-    with serving(config(tls=TlsFiles(own.cert, own.key))) as live:
-        if lanes_before:
-            assert seen_at(lane_port_of(live)) == before
-        if broken == "half changed":
-            own.key.write_bytes(authority.issue("other").key.read_bytes())
-        elif broken == "junk":
-            own.cert.write_text("junk")
-        else:
-            own.cert.unlink()
-        assert seen_at(lane_port_of(live)) == before
-        assert_trains(live, live.address, "tls", tls_ca=authority.cert)
-        authority.issue("server", hosts=HOSTS)
-        assert seen_at(lane_port_of(live)) == own.cert.read_bytes() != before

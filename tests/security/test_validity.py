@@ -70,7 +70,7 @@ def test_what_is_no_certificate_is_a_value_error(authority: Authority) -> None:
 
 
 def shown(live: Live, setting: str) -> float | None:
-    return live.server.registry.get_sample_value("gem_certificate_expiry_timestamp_seconds", {"file": setting})
+    return live.metric("gem_certificate_expiry_timestamp_seconds", file=setting)
 
 
 def test_the_ends_of_the_certificates_in_use_are_shown(own: Pair, authority: Authority) -> None:

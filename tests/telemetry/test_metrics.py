@@ -6,7 +6,7 @@ import itertools
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,8 @@ from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.core.values import EndReason, Outcome
 from gem_server.telemetry.metrics import MAX_TENSORS, Metrics
-from gem_server.telemetry.progress import Evaluation, Progress, Traffic
+from gem_server.telemetry.progress import TRANSPORTS, Evaluation, Progress, Traffic
 from gem_server.telemetry.rpc_metrics import RpcMetrics
-from gem_server.telemetry.wire_metrics import WireMetrics
 from gem_worker.process.metrics import WorkerMetrics
 from kit.core import SMALL, commit, header, make_core, start
 from prometheus_client import CollectorRegistry, generate_latest
@@ -77,7 +76,6 @@ def watched(layout: Layout = SMALL, **settings: Any) -> Watched:
         registry, core, progress, traffic, lambda: watch.queued, lambda at: 1e9 + at, lane=True, certificate_ends=lambda: ends,
         waiting_for_memory=lambda: 5,
     )  # fmt: skip
-    WireMetrics(registry)
     RpcMetrics(registry, lambda: 0.0).failed("Commit", "NonFiniteGradient")
     watch = Watched(core, progress, traffic, registry, metrics)
     start(core, ["ann", "bob"], layout)
@@ -115,27 +113,25 @@ def test_what_has_no_value_yet_is_absent_rather_than_zero(rule: str) -> None:
     assert "gem_training_loss" not in watch.families()
 
 
-def test_an_evaluation_without_an_accuracy_shows_its_loss_alone() -> None:
+def test_counters_with_a_label_have_all_of_its_values_from_the_start() -> None:
     watch = watched()
-    watch.progress.evaluated(Evaluation(0, 0.3, None), now=0.0)
-    assert watch.value("gem_evaluation_loss") == 0.3
-    assert "gem_evaluation_accuracy" not in watch.families()
-
-
-def test_commits_are_counted_by_outcome_and_all_outcomes_are_there_from_the_start() -> None:
-    watch = watched()
-    assert watch.values("gem_commits_total", "outcome") == {str(outcome): 0 for outcome in Outcome}
+    all_values: dict[str, tuple[str, Iterable[str]]] = {
+        "gem_commits": ("outcome", Outcome), "gem_commits_received": ("transport", TRANSPORTS),
+        "gem_leases_ended": ("reason", EndReason),
+    }  # fmt: skip
+    for name, (label, values) in all_values.items():
+        assert watch.values(f"{name}_total", label) == {str(value): 0 for value in values}
     watch.commit("lease-1")
     watch.core.admit(header(watch.core, "lease-1", 1), 0.0)
-    assert watch.values("gem_commits_total", "outcome") == {"applied": 1, "repeated": 1, "rejected": 0, "discarded": 0}
-
-
-def test_commits_are_counted_by_how_they_came_and_all_ways_are_there_from_the_start() -> None:
-    watch = watched()
-    assert watch.values("gem_commits_received_total", "transport") == {"memory": 0, "tcp": 0, "tls": 0, "grpc": 0}
     for transport in ("memory", "grpc", "grpc"):
         watch.progress.record_transport("ann", transport)
+    watch.core.leave("lease-1")
+    watch.core.expire(1e9)
+    assert watch.values("gem_commits_total", "outcome") == {"applied": 1, "repeated": 1, "rejected": 0, "discarded": 0}
     assert watch.values("gem_commits_received_total", "transport") == {"memory": 1, "tcp": 0, "tls": 0, "grpc": 2}
+    ended = watch.values("gem_leases_ended_total", "reason")
+    assert {reason: count for reason, count in ended.items() if count} == {"left": 1, "expired": 1}
+    assert watch.value("gem_active_workers") == 0
 
 
 def test_workers_over_grpc_are_counted_until_they_are_back_on_the_lane_or_leave() -> None:
@@ -149,21 +145,10 @@ def test_workers_over_grpc_are_counted_until_they_are_back_on_the_lane_or_leave(
     assert watch.value("gem_fallen_back_workers") == 0
 
 
-def test_leases_ended_are_counted_by_reason_and_all_reasons_are_there_from_the_start() -> None:
-    watch = watched()
-    assert watch.values("gem_leases_ended_total", "reason") == {str(reason): 0 for reason in EndReason}
-    watch.core.leave("lease-1")
-    watch.core.expire(1e9)
-    assert watch.values("gem_leases_ended_total", "reason") == {
-        "left": 1, "expired": 1, "rolled_back": 0, "replaced": 0, "quarantined": 0, "stalled": 0
-    }  # fmt: skip
-    assert watch.value("gem_active_workers") == 0
-
-
 def test_gauges_say_what_is_so_when_they_are_asked() -> None:
     watch = watched(shard_size=100, epochs=2)
-    watch.core.lease_shard("lease-1", 250, 0.0)
-    watch.core.lease_shard("lease-1", 250, 0.0, holding={1})
+    for holding in ((), {1}, {1, 2}):
+        watch.core.lease_shard("lease-1", 550, 0.0, holding=set(holding))
     watch.core.complete_shard("lease-1", 1, 0.0)
     watch.commit("lease-1", samples=64)
     lane = watch.traffic.begin()
@@ -174,25 +159,13 @@ def test_gauges_say_what_is_so_when_they_are_asked() -> None:
         "gem_central_version": 1, "gem_active_workers": 2, "gem_commit_queue_length": 3, "gem_received_bytes_total": 11,
         "gem_sent_bytes_total": 22, "gem_memory_bytes": watch.core.memory.held, "gem_memory_limit_bytes": 10**9,
         "gem_worker_memory_bytes": 4 * 9 * 2, "gem_uploads_waiting_for_memory": 5,
-        "gem_epoch": 0, "gem_samples_committed_total": 64,
+        "gem_epoch": 0, "gem_samples_committed_total": 64, "gem_run_complete": 0, "gem_parameters": 9,
         "gem_checkpoint_version": 7, "gem_checkpoint_timestamp_seconds": 1e9 + 50,
-        "gem_evaluation_version": 5, "gem_evaluation_timestamp_seconds": 1e9 + 60,
+        "gem_evaluation_version": 5, "gem_evaluation_loss": 0.3, "gem_evaluation_timestamp_seconds": 1e9 + 60,
     }  # fmt: skip
     assert {name: watch.value(name) for name in expected} == expected
-    assert watch.values("gem_shards", "state") == {"pending": 1, "leased": 1, "completed": 1}
-
-
-def test_a_run_is_complete_once_its_last_shard_is() -> None:
-    watch = watched(shard_size=100, epochs=1)
-    assert watch.value("gem_run_complete") == 0
-    for number in (1, 2):
-        watch.core.lease_shard("lease-1", 200, 0.0)
-        assert watch.value("gem_run_complete") == 0
-        watch.core.complete_shard("lease-1", number, 0.0)
-    assert watch.value("gem_run_complete") == 1
-    watch.core.leave("lease-1")
-    watch.core.leave("lease-2")
-    assert watch.value("gem_run_complete") == 1
+    assert watch.values("gem_shards", "state") == {"pending": 3, "leased": 2, "completed": 1}
+    assert "gem_evaluation_accuracy" not in watch.families()
 
 
 def test_timings_and_staleness_are_histograms() -> None:
@@ -242,15 +215,6 @@ def test_a_worker_has_no_loss_and_no_rate_before_its_first_batch() -> None:
         assert registry.get_sample_value("gem_worker_learning_rate") == loss / 10
 
 
-def test_the_models_size_and_the_servers_versions_are_told() -> None:
-    watch = watched()
-    assert watch.value("gem_parameters") == watch.core.central.layout.size  # type: ignore[union-attr]
-    (labels,) = [
-        sample.labels for family in watch.registry.collect() for sample in family.samples if family.name == "gem_build"
-    ]
-    assert labels.keys() == {"version", "python", "grpcio", "numba", "numpy"}
-
-
 def test_the_training_loss_is_smoothed_without_bias() -> None:
     """An exponential average with Adam's correction (Kingma & Ba 2015, section 3): the first loss has no extra weight."""
     losses = [2.5, 1.0, 0.5, 0.25, 0.75]
@@ -263,6 +227,7 @@ def test_the_training_loss_is_smoothed_without_bias() -> None:
     for loss in losses:
         average = 0.98 * average + 0.02 * loss
     assert watch.value("gem_training_loss") == pytest.approx(average / (1 - 0.98 ** len(losses)))
+    assert watch.value("gem_nonfinite_losses_total") == 2 * len(losses)
 
 
 # -- the histogram of π
@@ -334,28 +299,14 @@ def test_the_influence_of_a_commit_is_what_its_rule_made_of_it(rule: str, influe
     assert watch.value("gem_worker_influence_total", worker="ann") == pytest.approx(influence)
 
 
-def test_the_run_is_described_by_its_settings() -> None:
-    (info,) = [family for family in watched(kappa=2.0).registry.collect() if family.name == "gem_run"]
-    labels = info.samples[0].labels
-    assert (labels["run_id"], labels["rule"], labels["kappa"]) == ("run", "gem", "2.0")
-
-
-def test_losses_that_are_no_numbers_are_counted() -> None:
-    watch = watched()
-    for loss in (0.5, float("nan"), float("inf"), None):
-        watch.commit("lease-1", loss=loss)
-    assert watch.value("gem_nonfinite_losses_total") == 2
+def test_the_run_is_described_by_its_settings_and_the_server_by_its_versions() -> None:
+    described = {family.name: family.samples[0].labels for family in watched(kappa=2.0).registry.collect() if family.samples}
+    run = described["gem_run"]
+    assert (run["run_id"], run["rule"], run["kappa"]) == ("run", "gem", "2.0")
+    assert described["gem_build"].keys() == {"version", "python", "grpcio", "numba", "numpy"}
 
 
 # -- the exposition
-
-
-def test_a_tensor_name_with_quotes_and_backslashes_is_escaped() -> None:
-    watch = watched(Layout.of({'a"b\\c': (2,)}))
-    watch.commit("lease-1")
-    text = generate_latest(watch.registry).decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert [sample.labels for sample in families["gem_pi_tensor_median"].samples] == [{"tensor": 'a"b\\c'}]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -1,4 +1,4 @@
-"""The time that calls and commits take, and the errors that they end with, by method."""
+"""The time that calls and commits take, on the network too, and the errors that calls end with, by method."""
 
 from __future__ import annotations
 
@@ -7,23 +7,35 @@ from typing import Any
 import pytest
 from gem_api.v1 import training_pb2 as pb
 from gem_server.core.state_machine import Core
+from gem_server.intake import turns
 from gem_server.intake.commit_exchange import CommitExchange
+from gem_server.lane.connection import Connection
+from gem_server.rpc.tensor_stream import Transfer
 from gem_server.telemetry.rpc_metrics import CANCELLED, INTERNAL
 from kit.raw_client import chunks, wired
-from kit.regions import LARGE
+from kit.regions import LARGE, linux_only
 from kit.server import Live, wait_until
-from kit.ways import FAILED, all_ways, read_by_the_server, running
+from kit.ways import FAILED, all_ways, read_by_the_server, running, through_sockets
 
 PAUSE, REAL = 30.0, 15.0  # seconds by which a test moves the clock, and less than which everything else takes
 
 
-def measured(live: Live, method: str) -> tuple[float, float]:
-    """How many calls of a method have ended, and their seconds."""
-    sample = live.server.registry.get_sample_value
-    count, total = (sample(f"gem_rpc_seconds_{kind}", {"method": method}) for kind in ("count", "sum"))
+def totals(live: Live, name: str, **labels: str) -> tuple[float, float]:
+    """How many values a histogram has, and their sum."""
+    count, total = (live.metric(f"{name}_{kind}", **labels) for kind in ("count", "sum"))
     assert count is not None
     assert total is not None
     return count, total
+
+
+def measured(live: Live, method: str) -> tuple[float, float]:
+    """How many calls of a method have ended, and their seconds."""
+    return totals(live, "gem_rpc_seconds", method=method)
+
+
+def seconds(live: Live, name: str, direction: str) -> tuple[float, float]:
+    """How many commits' tensors went in a direction, and their seconds."""
+    return totals(live, name, direction=direction)
 
 
 def errors(live: Live) -> dict[tuple[str, str], float]:
@@ -128,3 +140,66 @@ def test_a_call_that_its_client_gives_up_is_cancelled_after_the_time_that_it_wai
         wait_until(lambda: errors(live) == {("Pull", CANCELLED): 1}, "the error to be counted")
         assert measured(live, "Pull")[0] == 1
         assert PAUSE <= measured(live, "Pull")[1] < PAUSE + REAL
+
+
+# -- on the network
+
+
+@through_sockets
+def test_a_gradient_is_on_the_network_from_its_turn_to_its_last_byte(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ann stops in the middle. Bob, who waits for his turn meanwhile, is then fast."""
+    monkeypatch.setattr(turns, "FIRST", 10 * PAUSE)
+    monkeypatch.setattr(turns, "LONGEST", 10 * PAUSE)
+    begin = turns.Turns.begin
+    from_afar = lambda queue, client, nbytes, nearby=False: begin(queue, client, nbytes)  # noqa: E731
+    monkeypatch.setattr(turns.Turns, "begin", from_afar)
+    with running(way, lease_seconds=3600.0) as (live, wire):
+        ann, bob = wire.started("ann", LARGE), wire.join("bob", LARGE)
+        bob.pull()
+        first, *rest = chunks(ann.gradient(), size=1 << 18)
+        begun = read_by_the_server(live, ann, ann.header(), first)
+        waiting = bob.stream(bob.header(), *bob.body())
+        wait_until(lambda: live.on_loop(lambda: len(live.server.wiring.uploads._waiting)), "bob to wait")
+        live.clock.ahead += PAUSE
+        begun.send(*rest)
+        for stream in (begun, waiting):
+            stream.answer(LARGE.size)
+        for name in ("gem_commit_wire_seconds", "gem_commit_turn_wait_seconds"):
+            wait_until(lambda: seconds(live, name, "up")[0] == 2, "both to be counted")  # noqa: B023
+            total = seconds(live, name, "up")[1]
+            assert PAUSE <= total < PAUSE + REAL, name
+
+
+@through_sockets
+def test_theta_is_on_the_network_until_the_system_has_taken_it(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(way, lease_seconds=3600.0) as (live, wire):
+        worker = wire.started("worker")
+        where, name = (Connection, "send_theta") if way == "tcp" else (Transfer, "send_theta")
+        send = getattr(where, name)
+
+        def slow(*arguments: Any, **named: Any) -> Any:
+            live.clock.ahead += PAUSE
+            return send(*arguments, **named)
+
+        monkeypatch.setattr(where, name, slow)
+        stream = worker.stream()
+        for _ in range(2):
+            worker.commit_on(stream)
+        wait_until(lambda: seconds(live, "gem_commit_wire_seconds", "down")[0] == 2, "both to be counted")
+        assert 2 * PAUSE <= seconds(live, "gem_commit_wire_seconds", "down")[1] < 2 * PAUSE + REAL
+        assert seconds(live, "gem_commit_wire_seconds", "up")[1] < REAL
+
+
+@linux_only
+def test_what_goes_through_shared_memory_is_not_on_the_network() -> None:
+    with running("memory") as (live, wire):
+        wire.started("worker").commit()
+        for name in ("gem_commit_wire_seconds", "gem_commit_turn_wait_seconds"):
+            assert [seconds(live, name, direction) for direction in ("up", "down")] == [(0, 0)] * 2
+
+
+@pytest.mark.parametrize(("lane", "workers"), [("127.0.0.1:0", 1), ("", 0)])
+def test_a_worker_over_grpc_has_fallen_back_only_if_there_is_a_lane(lane: str, workers: int) -> None:
+    with running("grpc", lane_listen=lane) as (live, wire):
+        wire.started("worker").commit()
+        assert live.metric("gem_fallen_back_workers") == workers

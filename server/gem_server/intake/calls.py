@@ -32,7 +32,7 @@ class Call:
         answering: Whether its request is accepted, and only the reply is outstanding.
         error: The error that the server ended it with; None if it did not.
         identify: Returns the caller's identity. Called anew each time, because a token may be withdrawn while a stream is open.
-            Raises as `Access.identify`.
+            Raises as `Access.identifier` says.
     """
 
     def __init__(self, owner_of: Callable[[str], str | None], stop: Callable[[], object]) -> None:

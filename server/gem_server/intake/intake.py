@@ -23,10 +23,9 @@ from gem_server.held_replies import HeldReplies
 from gem_server.intake.calls import Call, Calls
 from gem_server.intake.turns import Turns
 from gem_server.intake.uploads import Uploads
-from gem_server.telemetry.progress import Progress
-from gem_server.telemetry.rpc_metrics import COMMIT, INTERNAL, RpcMetrics
+from gem_server.telemetry.progress import Progress, Traffic
+from gem_server.telemetry.rpc_metrics import RpcMetrics
 from gem_server.telemetry.traces import Traces
-from gem_server.telemetry.wire_metrics import WireMetrics
 
 SHORT_SECONDS = 2.0  # that a gradient waits for memory before the log says so
 REMIND_SECONDS = 60.0  # between two log lines about the same lack of memory
@@ -45,8 +44,8 @@ class Intake:
         durability: Whether a commit is on the disk.
         uploads: Where gradients arrive.
         replies: The turns of θ on its way to workers.
-        wire: Measures how long tensors are on the network.
-        rpcs: Measures how long commits take, and counts their errors.
+        traffic: Where the bytes of tensors are counted.
+        rpcs: Measures how long calls and commits take, and counts their errors.
         traces: Shows what commits spend their time on, to workers that record traces.
         clock: Returns monotonic seconds.
         logger: The server's logger.
@@ -59,7 +58,7 @@ class Intake:
     durability: Durability
     uploads: Uploads
     replies: Turns[object]
-    wire: WireMetrics
+    traffic: Traffic
     rpcs: RpcMetrics
     traces: Traces
     clock: Callable[[], float]
@@ -104,9 +103,7 @@ class Intake:
 
     def measure(self, message: pb.CommitHeader, transport: str, times: CommitTimes, failure: str, why: str) -> None:
         """Makes metrics and a trace of a commit that has ended, with an error's name if it failed."""
-        if failure != INTERNAL:  # whoever answers the call counts it
-            self.rpcs.add(COMMIT, times.server_seconds, failure)
-        self.wire.add(times, transport)
+        self.rpcs.commit_ended(times, transport, failure)
         self.traces.add(message, transport, times, f"{failure}: {why}" if why else failure)
 
     def rejected(self, call: Call, header: Header, error: GemError) -> None:

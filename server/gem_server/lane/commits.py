@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from asyncio import Future
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, Format, ThetaFormat, theta_format_of, wire_format
 
 from gem_server.core.central_variable import Check
-from gem_server.event_loop import DecidingLoop, Lent
+from gem_server.event_loop import Lent
 from gem_server.intake.calls import Call, PeerLeft
 from gem_server.intake.commit_exchange import Carrier, CommitExchange
 from gem_server.intake.intake import Intake
@@ -41,7 +42,7 @@ class Ticket:
 
     Attributes:
         lease_id: The lease whose commits the lane carries.
-        identify: Returns who asked for it; raises as `Access.identify`.
+        identify: Returns who asked for it; raises as `Access.identifier` says.
         expires_at: When the token ends, in seconds of the server's clock.
     """
 
@@ -50,57 +51,50 @@ class Ticket:
     expires_at: float
 
 
+@dataclass(frozen=True, eq=False)
 class LaneServicer:
     """Serves connections.
 
-    Args:
+    Attributes:
         intake: What all calls share.
-        loop: Its lock guards the core.
+        lock: The event loop's, which guards the core.
         redeem: Returns what a token stands for, once. Raises InvalidRequest if it is unknown.
         regions: The memory shared with workers on this machine.
         pending: The connections that are not authenticated yet.
     """
 
-    def __init__(
-        self,
-        intake: Intake,
-        loop: DecidingLoop,
-        redeem: Callable[[bytes], Ticket],
-        regions: Regions,
-        pending: PendingConnections,
-    ) -> None:
-        self._intake = intake
-        self._lock = loop.lock
-        self._redeem = redeem
-        self._regions = regions
-        self._pending = pending
+    intake: Intake
+    lock: threading.Lock
+    redeem: Callable[[bytes], Ticket]
+    regions: Regions
+    pending: PendingConnections
 
     def serve(self, connection: Connection) -> Steps:
         """A connection from its first byte to its last, as a generator that yields whatever it waits for."""
         try:
             last = yield from self._carry(connection)
             if last is not None:
-                with self._lock:
-                    self._pending.add(connection.served)
+                with self.lock:
+                    self.pending.add(connection.served)
                 # An honest client has one commit under way at most.
-                yield from connection.finish(last, FLOAT32.nbytes(self._intake.core.central.size) + MAX_HEADER_BYTES)
+                yield from connection.finish(last, FLOAT32.nbytes(self.intake.core.central.size) + MAX_HEADER_BYTES)
         finally:
-            with self._lock:
+            with self.lock:
                 connection.ended()
-                self._pending.remove(connection.served)
+                self.pending.remove(connection.served)
 
     def _carry(self, connection: Connection) -> Generator[Any, None, bytes | None]:
         """Carries commits until the lane ends. Returns the message that says why, unless the client has left.
 
         It returns no exception: with its traceback, that would keep the lease's memory.
         """
-        with self._lock:
-            call = self._intake.calls.begin(connection.stop)
+        with self.lock:
+            call = self.intake.calls.begin(connection.stop)
         try:
             yield from connection.handshake()
             call.transport, call.nearby = connection.transport, connection.nearby
             lease_id = yield from self._open(call, connection)
-            carrier = _Lane(connection, call.region, Lent(self._lock))
+            carrier = _Lane(connection, call.region, Lent(self.lock))
             while True:
                 yield from self._next(call, connection, lease_id, carrier)
         except PeerLeft:
@@ -108,36 +102,36 @@ class LaneServicer:
         except GemError as error:
             return _last_message(error)
         except Exception:
-            with self._lock:
-                self._intake.rpcs.failed(COMMIT, INTERNAL)
+            with self.lock:
+                self.intake.rpcs.failed(COMMIT, INTERNAL)
             raise
         finally:
-            with self._lock:
-                self._intake.calls.finish(call)
+            with self.lock:
+                self.intake.calls.finish(call)
 
     def _open(self, call: Call, connection: Connection) -> Generator[Any, None, str]:
         """Opens the lane of a lease, and shares memory with the worker on a Unix socket. Returns the lease."""
         _, payload, hello = yield from connection.message(_HELLO)
         _require_none(payload)
-        with self._lock:
-            self._intake.require_open()
-            ticket = self._redeem(hello.token)
+        with self.lock:
+            self.intake.require_open()
+            ticket = self.redeem(hello.token)
             call.identify = ticket.identify
             call.require_own(ticket.lease_id)
-            self._intake.core.leases.get(ticket.lease_id)
-            self._intake.calls.open_lane(call, ticket.lease_id)
-            self._pending.remove(connection.served)
+            self.intake.core.leases.get(ticket.lease_id)
+            self.intake.calls.open_lane(call, ticket.lease_id)
+            self.pending.remove(connection.served)
             connection.opened()
         welcome = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
         if call.transport != "memory":
             yield from connection.write(welcome)
             return ticket.lease_id
         try:
-            with self._lock:
-                prepared = self._regions.prepare(ticket.lease_id)
+            with self.lock:
+                prepared = self.regions.prepare(ticket.lease_id)
             yield from connection.done(prepared)
-            with self._lock:
-                call.region, descriptor = self._regions.hand_out(ticket.lease_id)
+            with self.lock:
+                call.region, descriptor = self.regions.hand_out(ticket.lease_id)
         except (OSError, MemoryError) as error:
             raise Overloaded(f"no memory can be shared: {error}") from None
         yield from connection.write_with_descriptor(welcome, descriptor)
@@ -146,16 +140,16 @@ class LaneServicer:
     def _next(self, call: Call, connection: Connection, lease_id: str, carrier: Carrier) -> Steps:
         """Receives a commit, has it applied, and sends its result; or receives a sign of life."""
         kind, payload, message = yield from connection.message(_LATER)
-        with self._lock:
+        with self.lock:
             call.require_going_on()
             call.require_own(lease_id)
             if kind is Kind.RENEW:
                 _require_none(payload)
-                self._intake.core.renew(lease_id, self._intake.clock())
+                self.intake.core.renew(lease_id, self.intake.clock())
                 return
             if message.lease_id != lease_id:
                 raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
-            yield from CommitExchange(self._intake, call, message, carrier).run().__await__()
+            yield from CommitExchange(self.intake, call, message, carrier).run().__await__()
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 
 from gem_api.errors import Draining
 from gem_api.lane import tune
 from gem_api.process.host_limits import cores
-from gem_api.process.logs import Logger
-from gem_api.v1 import training_pb2 as pb
 
 from gem_server.event_loop import running_loop
 from gem_server.intake.intake import DRAINING, Intake
@@ -20,9 +17,7 @@ from gem_server.lane.listener import Listener
 from gem_server.lane.pending_connections import PendingConnections
 from gem_server.lane.reactor import Reactor, Served
 from gem_server.lane.regions import Regions
-from gem_server.security.access import Identity
 from gem_server.security.tls import Certificates
-from gem_server.telemetry.progress import Traffic
 
 # A commit through memory is a few small messages and the pass: one thread does that faster than several that hand over to each
 # other. On the network, bytes are copied without Python's global lock, so that more threads are of use; but they fight for that
@@ -38,57 +33,35 @@ class Lane:
 
     Args:
         listener: The addresses and the tokens.
-        regions: The memory shared with workers on this machine.
         intake: What all calls share.
-        traffic: Where bytes are counted.
         certificates: The server's certificates; None: connections are not encrypted.
-        clock: Returns monotonic seconds.
-        logger: The server's logger.
+
+    Attributes:
+        regions: The memory shared with workers on this machine.
     """
 
-    def __init__(
-        self,
-        listener: Listener,
-        regions: Regions,
-        intake: Intake,
-        traffic: Traffic,
-        certificates: Certificates | None,
-        clock: Callable[[], float],
-        logger: Logger,
-    ) -> None:
-        loop = running_loop()
-        self._listener = listener
+    def __init__(self, listener: Listener, intake: Intake, certificates: Certificates | None) -> None:
+        loop, clock, logger = running_loop(), intake.clock, intake.logger
+        self.listener = listener
+        self.regions = Regions(intake.core, loop)
         self._lock = loop.lock
-        self.regions = regions
-        self._traffic = traffic
+        self._intake = intake
         self._certificates = certificates
-        self._clock = clock
-        self._logger = logger
-        self._calls = intake.calls
         self._pending = PendingConnections(clock)
-        self._servicer = LaneServicer(intake, loop, listener.redeem, regions, self._pending)
+        self._servicer = LaneServicer(intake, loop.lock, listener.redeem, self.regions, self._pending)
         self._failed: asyncio.Future[None] = loop.create_future()
         self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
         self._memory = Reactor(loop, clock, logger, MEMORY_THREADS, self._fail)
         self._network = Reactor(loop, clock, logger, NETWORK_THREADS, self._fail)
 
     @property
-    def address(self) -> str:
-        """HOST:PORT that it listens on; empty if it has no TCP port."""
-        return self._listener.address
-
-    @property
     def connections(self) -> int:
         """Connections being served."""
         return self._memory.connections + self._network.connections
 
-    def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
-        """The addresses at which the worker of a lease may open a lane. Raises InvalidRequest if there is none."""
-        return self._listener.offer(lease_id, identify)
-
     async def run(self) -> None:
         """Accepts connections and has them served; never ends by itself. Raises what ends a thread of the lane."""
-        await asyncio.gather(self._failed, self._listener.run(self._serve, self._pending.have_room))
+        await asyncio.gather(self._failed, self.listener.run(self._serve, self._pending.have_room))
 
     def start(self) -> None:
         self._memory.start()
@@ -97,8 +70,8 @@ class Lane:
     def close(self) -> None:
         """Ends all connections; those that send a reply have a moment. Never call it on the event loop's thread."""
         with self._lock:
-            self._listener.close()
-            self._calls.end_unanswered(Draining(DRAINING))  # lanes that were opened late
+            self.listener.close()
+            self._intake.calls.end_unanswered(Draining(DRAINING))  # lanes that were opened late
         self._memory.close()
         self._network.close()
         with self._lock:
@@ -123,10 +96,10 @@ class Lane:
             sock.close()
             return
         except ValueError as error:
-            self._logger.warning("can't encrypt a lane", why=str(error))
+            self._intake.logger.warning("can't encrypt a lane", why=str(error))
             sock.close()
             return
-        connection = Connection(sock, self._traffic, self._clock, nearby)
+        connection = Connection(sock, self._intake.traffic, self._intake.clock, nearby)
         reactor = self._memory if sock.family == socket.AF_UNIX else self._network
         served = connection.served = Served(sock, self._servicer.serve(connection), reactor.wake)
         self._pending.add(served)

@@ -6,32 +6,29 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
 from gem_api.errors import GemError, InvalidRequest, PermissionDenied, Unauthenticated
 from gem_api.methods import LARGER_REQUESTS, MAX_REQUEST_BYTES, Method, methods
-from gem_api.process.logs import Logger
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 
-from gem_server.intake.calls import Call, Calls
-from gem_server.security.access import Access, Shown
-from gem_server.telemetry.rpc_metrics import CANCELLED, COMMIT, INTERNAL, RpcMetrics, name_of
+from gem_server.intake.calls import Call
+from gem_server.intake.intake import Intake
+from gem_server.security.access import Access
+from gem_server.telemetry.rpc_metrics import CANCELLED, COMMIT, INTERNAL, name_of
 
 Handler = Callable[..., Awaitable[Any]]
 MAX_DETAILS = 1000  # characters of an error message: gRPC sends it in a header of limited size
 Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
 
 
-def rpc_handlers(
-    service: ServiceDescriptor, servicer: object, calls: Calls, access: Access, rpcs: RpcMetrics, logger: Logger
-) -> grpc.GenericRpcHandler:
+def rpc_handlers(service: ServiceDescriptor, servicer: object, access: Access, intake: Intake) -> grpc.GenericRpcHandler:
     """gRPC's handlers for a servicer that has a coroutine `snake_case(call, [request,] context)` for each RPC."""
     table = {}
     for method in methods(service):
-        guarded = _Guarded(method, getattr(servicer, _snake_case(method.name)), calls, access, rpcs, logger)
+        guarded = _Guarded(method, getattr(servicer, _snake_case(method.name)), access, intake)
         table[method.name] = getattr(grpc, f"{method.kind}_rpc_method_handler")(guarded.handle)
     return grpc.method_handlers_generic_handler(service.full_name, table)
 
@@ -42,14 +39,12 @@ class _Guarded:
 
     method: Method
     serve: Handler
-    calls: Calls
     access: Access
-    rpcs: RpcMetrics
-    logger: Logger
+    intake: Intake
 
     async def handle(self, request: Any, context: Context) -> bytes | None:
-        began = self.rpcs.clock()
-        with self.calls.serve() as call:
+        began = self.intake.rpcs.clock()
+        with self.intake.calls.serve() as call:
             try:
                 response = await self._respond(call, request, context)
                 self._ended(began)
@@ -57,7 +52,7 @@ class _Guarded:
             except GemError as error:
                 self._ended(began, name_of(error))
                 if isinstance(error, Unauthenticated | PermissionDenied):
-                    self.logger.warning("call refused", rpc=self.method.name, peer=context.peer(), why=str(error))
+                    self.intake.logger.warning("call refused", rpc=self.method.name, peer=context.peer(), why=str(error))
                 await _abort(context, error)
             except asyncio.CancelledError:
                 self._ended(began, name_of(call.error))
@@ -70,23 +65,23 @@ class _Guarded:
                     self._ended(began, CANCELLED)
                     raise asyncio.CancelledError from None
                 self._ended(began, INTERNAL)
-                self.logger.exception("internal error while serving a call; please report it", rpc=self.method.name)
+                self.intake.logger.exception("internal error while serving a call; please report it", rpc=self.method.name)
                 await context.abort(grpc.StatusCode.INTERNAL, "internal server error; see the server's log")
         raise AssertionError("abort does not return")
 
     def _ended(self, began: float, error: str = "") -> None:
         """Measures the call. Of a stream of commits, `exchange` measures each commit; what is left are faults of the server."""
         if self.method.name != COMMIT:
-            self.rpcs.ended(self.method.name, began, error)
+            self.intake.rpcs.ended(self.method.name, began, error)
         elif error == INTERNAL:
-            self.rpcs.failed(COMMIT, INTERNAL)
+            self.intake.rpcs.failed(COMMIT, INTERNAL)
 
     async def _respond(self, call: Call, request: Any, context: Context) -> bytes | None:
         method = self.method
         if method.kind.endswith("_stream"):
             # First, on their own: gRPC can't end a call that it cancels while they are sent with a first frame.
             await context.send_initial_metadata(())
-        call.identify = partial(self.access.identify, method.name, Shown(context) if self.access.asks else None)
+        call.identify = self.access.identifier(method.name, context)
         call.identify()
         arguments = (_parse(method, request, call), context) if method.parse_request else (context,)
         response = await self.serve(call, *arguments)

@@ -10,7 +10,7 @@ from gem_api.errors import DeadlineExceeded, IncompleteTransfer
 from gem_api.framing import CHUNK_BYTES, ChunkView, Frame, parse_frame
 from gem_api.layout import Vector
 from gem_api.methods import MAX_REQUEST_BYTES
-from gem_api.wire import FLOAT32, Format, ThetaFormat
+from gem_api.wire import Format, ThetaFormat
 
 from gem_server.core.central_variable import Check
 from gem_server.intake.calls import Call
@@ -76,9 +76,7 @@ class Transfer:
         if self._ahead is not None or await self._read() is not None:
             raise IncompleteTransfer("got a frame after the last chunk: end the stream after it")
 
-    async def receive(
-        self, into: Vector, check: Check, format_: Format = FLOAT32, kept: list[memoryview] | None = None
-    ) -> None:
+    async def receive(self, format_: Format, into: Vector, check: Check, kept: list[memoryview] | None = None) -> None:
         """Fills `into` (float32, shape (P,)) from chunks. Checks each while it is in the cache, and appends its bytes to
         `kept`, if given."""
         assembly = format_.assembly(into)
@@ -91,12 +89,12 @@ class Transfer:
             if kept is not None:
                 kept.append(chunk.data)
 
-    async def skip(self, size: int) -> None:
-        """Reads and drops the chunks of a repeated gradient of `size` bytes."""
+    async def skip(self, nbytes: int) -> None:
+        """Reads and drops the chunks of a repeated gradient of `nbytes` bytes."""
         received = 0
-        while received < size:
+        while received < nbytes:
             chunk = await self._read_chunk()
-            if chunk is None or chunk.offset != received or not 0 < len(chunk.data) <= size - received:
+            if chunk is None or chunk.offset != received or not 0 < len(chunk.data) <= nbytes - received:
                 raise IncompleteTransfer("the repeated commit's chunks do not cover its gradient: a repeat is sent whole")
             received += len(chunk.data)
 
@@ -104,7 +102,7 @@ class Transfer:
         self._meter.sent += len(frame)
         await self._context.write(frame)
 
-    async def send(self, opening: bytes, packed: Vector, format_: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
+    async def send_theta(self, opening: bytes, packed: Vector, format_: ThetaFormat, patience: float | None = None) -> None:
         """Streams a header and θ (float32, shape (P,)) without a copy: θ must not change before this call returns.
 
         Raises DeadlineExceeded if the client takes longer than `patience` seconds, and `FRAME_SECONDS` for each frame, to read

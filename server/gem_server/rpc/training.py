@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from gem_api.errors import Draining, IncompleteTransfer, InvalidRequest, LayoutMismatch
 from gem_api.formats import outdated, require_known_contract
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
-from gem_api.process.logs import Logger
 from gem_api.ranges import Range
 from gem_api.schedule import Schedule
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import Format, ThetaFormat, as_theta_format, theta_format_of, wire_format
+from gem_api.wire import FLOAT32, Format, ThetaFormat, as_theta_format, theta_format_of, wire_format
 
-from gem_server.apply_loop import ApplyLoop
-from gem_server.core.central_variable import Check, require_finite
+from gem_server.core.central_variable import require_finite
 from gem_server.core.shards import NoShard, Shard
-from gem_server.core.state_machine import Core
 from gem_server.core.values import Ended, PullDecision
-from gem_server.durability.group_commit import Durability
 from gem_server.intake import messages
-from gem_server.intake.calls import Call, Calls
+from gem_server.intake.calls import Call
 from gem_server.intake.commit_exchange import CommitExchange
 from gem_server.intake.intake import DRAINING, Intake
 from gem_server.rpc.handlers import Context, require_short
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rules.base import largest
 from gem_server.security.access import Identity, require_name
-from gem_server.telemetry.progress import Progress, Traffic
 from gem_server.telemetry.run_view import RunView
 
 SHARD_WAIT_SECONDS = 0.5
@@ -43,180 +37,161 @@ MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in
 MAX_INLINE_SAMPLES = 10_000  # of a shard that is shuffled and serialised on the event loop, in about 5 ms
 
 
-@dataclass(frozen=True)
-class _Frames:
+class _Frames(Transfer):
     """Carries commits in the frames of a stream."""
-
-    transfer: Transfer
 
     def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, Format]:
         return wire_format(message.wire_dtype), theta_format_of(message.theta_dtype)
-
-    async def receive(self, format_: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> None:
-        await self.transfer.receive(into, check, format_, kept)
-
-    async def skip(self, nbytes: int) -> None:
-        await self.transfer.skip(nbytes)
 
     async def wait(self, future: asyncio.Future[Any]) -> Any:
         return await asyncio.shield(future)
 
     async def send(self, result: pb.CommitResult, theta: Vector, format_: ThetaFormat) -> None:
-        await self.transfer.send(pb.CommitResponse(result=result).SerializeToString(), theta, format_)
+        await self.send_theta(pb.CommitResponse(result=result).SerializeToString(), theta, format_)
 
 
-@dataclass(eq=False)
 class TrainingServicer:
     """Serves `gem_api.v1.TrainingService`.
 
-    Attributes:
-        core: The state machine.
-        apply_loop: Applies commits in order.
-        progress: What the status shows.
-        view: The run's status.
-        calls: The calls in progress.
+    Args:
         intake: What all calls share.
+        view: The run's status.
         offer_lane: Makes a token for a lane.
-        durability: Waited for before a reply.
-        traffic: Where the bytes of tensors are counted.
-        clock: Returns monotonic seconds.
-        logger: The server's logger.
         peers: Addresses of the servers of the other ranges, if this one leads.
     """
 
-    core: Core
-    apply_loop: ApplyLoop
-    progress: Progress
-    view: RunView
-    calls: Calls
-    intake: Intake
-    offer_lane: Callable[[str, Callable[[], Identity]], pb.OpenLaneResponse]
-    durability: Durability
-    traffic: Traffic
-    clock: Callable[[], float]
-    logger: Logger
-    peers: Sequence[str] = ()
-    _held_up: bool = field(default=False, init=False)  # whether a worker was told to wait until the run begins
-    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _converting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # one large layout or shard after the other
+    def __init__(
+        self,
+        intake: Intake,
+        view: RunView,
+        offer_lane: Callable[[str, Callable[[], Identity]], pb.OpenLaneResponse],
+        peers: Sequence[str] = (),
+    ) -> None:
+        self._intake, self._view, self._offer_lane, self._peers = intake, view, offer_lane, peers
+        self._core, self._durability, self._clock = intake.core, intake.durability, intake.clock
+        self._held_up = False  # whether a worker was told to wait until the run begins
+        self._changed = asyncio.Event()
+        self._converting = asyncio.Lock()  # one large layout or shard after the other
 
     # -- commits
 
     async def commit(self, call: Call, context: Context) -> None:
-        transfer = Transfer(call, context, pb.CommitRequest, self.traffic)
-        carrier = _Frames(transfer)
-        while (message := await transfer.read_header()) is not None:
-            await CommitExchange(self.intake, call, message, carrier).run()
+        frames = _Frames(call, context, pb.CommitRequest, self._intake.traffic)
+        while (message := await frames.read_header()) is not None:
+            await CommitExchange(self._intake, call, message, frames).run()
 
     # -- reading and initialising θ
 
     async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
-        transfer = Transfer(call, context, pb.PullRequest, self.traffic)
+        transfer = Transfer(call, context, pb.PullRequest, self._intake.traffic)
         format_ = as_theta_format(theta_format_of(request.theta_dtype))
         if not request.lease_id:
             await self._pull_without_lease(transfer, format_)
             return
-        while (decision := self.core.pull_decision(request.lease_id, self.clock())) is PullDecision.WAIT:
-            self.intake.require_open()
-            with self.calls.exchange(call, request.lease_id):
+        while (decision := self._core.pull_decision(request.lease_id, self._clock())) is PullDecision.WAIT:
+            self._intake.require_open()
+            with self._intake.calls.exchange(call, request.lease_id):
                 await self._changed.wait()
         if decision is PullDecision.INITIALIZE:
             await transfer.write(self._pull_opening(must_initialize=True))
             return
-        lease = self.core.renew(request.lease_id, self.clock())
-        self.durability.require_writable()
-        with self.calls.exchange(call, request.lease_id):
-            self.intake.held.give_up(request.lease_id)
-            version = await self.apply_loop.between_commits(lambda: self.core.plan_pull(lease))
-            await self.durability.settled()
+        lease = self._core.renew(request.lease_id, self._clock())
+        self._durability.require_writable()
+        with self._intake.calls.exchange(call, request.lease_id):
+            self._intake.held.give_up(request.lease_id)
+            version = await self._intake.apply_loop.between_commits(lambda: self._core.plan_pull(lease))
+            await self._durability.settled()
             opening = self._pull_opening(version=version, progress=lease.progress)
-            await transfer.send(opening, self.core.reply(lease), format_)
+            await transfer.send_theta(opening, self._core.reply(lease), format_)
 
     async def _pull_without_lease(self, transfer: Transfer, format_: ThetaFormat) -> None:
-        self.core.central.require_initialized()
-        copy = await self.apply_loop.between_commits(self.core.plan_copy)
-        await self.durability.settled()
-        layout = self.core.central.layout
+        self._core.central.require_initialized()
+        copy = await self._intake.apply_loop.between_commits(self._core.plan_copy)
+        await self._durability.settled()
+        layout = self._core.central.layout
         assert layout is not None
-        opening = self._pull_opening(version=copy.version, progress=copy.progress, layout=layout.to_message(), peers=self.peers)
-        await transfer.send(opening, copy.theta, format_, patience=READER_SECONDS)
+        opening = self._pull_opening(
+            version=copy.version, progress=copy.progress, layout=layout.to_message(), peers=self._peers
+        )
+        await transfer.send_theta(opening, copy.theta, format_, patience=READER_SECONDS)
 
     def _pull_opening(self, **fields: Any) -> bytes:
-        layout = self.core.central.layout
+        layout = self._core.central.layout
         header = pb.PullHeader(layout_fingerprint=layout.fingerprint if layout is not None else b"", **fields)
         return pb.PullResponse(header=header).SerializeToString()
 
     async def initialize_central(self, call: Call, context: Context) -> pb.InitializeCentralResponse:
-        transfer = Transfer(call, context, pb.InitializeCentralRequest, self.traffic)
+        transfer = Transfer(call, context, pb.InitializeCentralRequest, self._intake.traffic)
         header = await transfer.read_header()
         if header is None:
             raise IncompleteTransfer("the stream was empty: send the header, then the chunks")
-        self.intake.require_open()
-        lease = self.core.require_initializer(header.lease_id, self.clock())
-        with self.calls.exchange(call, header.lease_id):
-            await transfer.receive(self.core.central.theta, lambda piece: require_finite(piece, largest(1.0), "first value"))
+        self._intake.require_open()
+        lease = self._core.require_initializer(header.lease_id, self._clock())
+        with self._intake.calls.exchange(call, header.lease_id):
+            limit = largest(1.0)
+            await transfer.receive(FLOAT32, self._core.central.theta, lambda piece: require_finite(piece, limit, "first value"))
             await transfer.require_end()
-            self.core.require_initializer(header.lease_id, self.clock())
-            self.core.initialized()
+            self._core.require_initializer(header.lease_id, self._clock())
+            self._core.initialized()
             try:
-                await self.durability.begin()
+                await self._durability.begin()
             finally:  # whatever becomes of this call, θ has its value: wake the workers that wait for it
                 self.notify()
-        self.logger.info("central variable initialised", worker=lease.worker, parameters=self.core.central.size)
-        return pb.InitializeCentralResponse(version=self.core.central.version)
+        self._intake.logger.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
+        return pb.InitializeCentralResponse(version=self._core.central.version)
 
     # -- leases
 
     async def register_worker(
         self, call: Call, request: pb.RegisterWorkerRequest, context: Context
     ) -> pb.RegisterWorkerResponse:
-        self.intake.require_open()
+        self._intake.require_open()
         caller = call.identify()
         require_name(caller, request.worker_name)
         require_known_contract(request.contract, request.release)
         for name in ("optimizer", "lead"):
             require_short(f"RegisterWorkerRequest.{name}", getattr(request, name).ByteSize())
         layout = await self._layout_of(request.layout)
-        self.intake.require_recordable()
+        self._intake.require_recordable()
         self._require_same_frozen(request.worker_name, request.frozen_fingerprint)
         choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
         leader = messages.leader_registration(request.lead) if request.HasField("lead") else None
-        before = self.core.settings
+        before = self._core.settings
         try:
-            registration = self.core.register(
-                request.worker_name, layout, self.clock(), request.overlap, caller.owner, choice, leader
+            registration = self._core.register(
+                request.worker_name, layout, self._clock(), request.overlap, caller.owner, choice, leader
             )
         finally:
-            for ended in self.core.pop_ended_leases():
+            for ended in self._core.pop_ended_leases():
                 self._lease_ended(ended)
         if registration.ended:
             self._lease_ended(registration.ended)
-        self.core.leases.get(registration.lease_id).frozen = request.frozen_fingerprint
+        self._core.leases.get(registration.lease_id).frozen = request.frozen_fingerprint
         notes: dict[str, int | str] = {**self._awaited()}
         if old := outdated("the worker", request.contract, request.release):
             notes["upgrade"] = old
-        self.logger.info("worker registered", worker=request.worker_name, workers=len(self.core.leases.live), **notes)
-        if (settings := self.core.settings) != before:
+        self._intake.logger.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **notes)
+        if (settings := self._core.settings) != before:
             servers = {"learning_rate": settings.learning_rate, "schedule": str(Schedule.of(settings))}
-            self.logger.info(
+            self._intake.logger.info(
                 "the run takes what its first worker brings; a version is a commit of any worker",
                 optimizer=settings.optimizer, **({} if settings.optimizer == "worker" else servers),
             )  # fmt: skip
-        await self.durability.settled()
-        return messages.registration(registration, self.core, self.peers)
+        await self._durability.settled()
+        return messages.registration(registration, self._core, self._peers)
 
     def _awaited(self) -> dict[str, int]:
         """The workers that the run waits for before it begins, for a line of the log."""
-        awaited = self.core.awaited(self.clock())
+        awaited = self._core.awaited(self._clock())
         if awaited is None:
             return {}
         others = {"begins_in_seconds": round(awaited.seconds)} if awaited.seconds else {}
-        return others | ({"waiting_for": awaited.min_workers} if awaited.min_workers > len(self.core.leases.live) else {})
+        return others | ({"waiting_for": awaited.min_workers} if awaited.min_workers > len(self._core.leases.live) else {})
 
     def _require_same_frozen(self, worker: str, fingerprint: bytes) -> None:
         """Raises LayoutMismatch if a worker in the run has other frozen parameters: each would train on a model of its own."""
         require_short("RegisterWorkerRequest.frozen_fingerprint", len(fingerprint), MAX_FINGERPRINT)
-        for lease in self.core.leases.live.values():
+        for lease in self._core.leases.live.values():
             if fingerprint and lease.frozen not in (b"", fingerprint) and lease.worker != worker:
                 raise LayoutMismatch(
                     f"this worker's frozen parameters have other values than those of worker {lease.worker!r}: load the same "
@@ -228,53 +203,53 @@ class TrainingServicer:
         if len(message.tensors) <= MAX_INLINE_TENSORS:
             return _whole_layout(message)
         async with self._converting:
-            return await asyncio.to_thread(_prepared_layout, message, self.core.part)
+            return await asyncio.to_thread(_prepared_layout, message, self._core.part)
 
     async def renew_lease(self, call: Call, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseResponse:
-        self.core.renew(request.lease_id, self.clock(), request.waiting)
-        return pb.RenewLeaseResponse(lease_seconds=self.core.leases.duration)
+        self._core.renew(request.lease_id, self._clock(), request.waiting)
+        return pb.RenewLeaseResponse(lease_seconds=self._core.leases.duration)
 
     async def leave_cluster(self, call: Call, request: pb.LeaveClusterRequest, context: Context) -> pb.LeaveClusterResponse:
-        self._lease_ended(self.core.leave(request.lease_id))
-        await self.durability.settled()
+        self._lease_ended(self._core.leave(request.lease_id))
+        await self._durability.settled()
         return pb.LeaveClusterResponse()
 
     async def open_lane(self, call: Call, request: pb.OpenLaneRequest, context: Context) -> pb.OpenLaneResponse:
-        self.intake.require_open()
-        self.core.renew(request.lease_id, self.clock())
-        return self.offer_lane(request.lease_id, call.identify)
+        self._intake.require_open()
+        self._core.renew(request.lease_id, self._clock())
+        return self._offer_lane(request.lease_id, call.identify)
 
     def expire_leases(self) -> None:
         """Ends the leases that have expired, and those of workers that no longer train. Time during which this server was
         suspended does not count."""
-        now = self.clock()
-        if stood_still := self.core.leases.extend_after_suspension(now):
-            self.logger.warning(
+        now = self._clock()
+        if stood_still := self._core.leases.extend_after_suspension(now):
+            self._intake.logger.warning(
                 "the server was suspended or slow to start; all leases are extended", seconds=round(stood_still, 1),
-                workers=len(self.core.leases.live),
+                workers=len(self._core.leases.live),
             )  # fmt: skip
-        for ended in self.core.expire(now, self.calls.exchanging):
+        for ended in self._core.expire(now, self._intake.calls.exchanging):
             self._lease_ended(ended)
 
     def _lease_ended(self, ended: Ended) -> None:
         """Ends a lease's calls, and wakes the workers that wait for θ: another of them may have to give it its first value."""
-        self.intake.lease_ended(ended)
+        self._intake.lease_ended(ended)
         self.notify()
 
     # -- shards, evaluation, status
 
     async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse | bytes:
-        self.intake.require_recordable()
+        self._intake.require_recordable()
         self._require_leading()
-        now = self.clock()
-        shard = self.core.lease_shard(request.lease_id, request.sample_count, now, set(request.holding))
-        if awaited := self.core.awaited(now):
+        now = self._clock()
+        shard = self._core.lease_shard(request.lease_id, request.sample_count, now, set(request.holding))
+        if awaited := self._core.awaited(now):
             self._held_up = True
             return pb.LeaseShardResponse(wait_seconds=min(max(awaited.seconds, SHARD_WAIT_SECONDS), START_WAIT_SECONDS))
         if self._held_up:
             self._held_up = False
-            self.logger.info("training begins", workers=len(self.core.leases.live))
-        await self.durability.settled()
+            self._intake.logger.info("training begins", workers=len(self._core.leases.live))
+        await self._durability.settled()
         if not isinstance(shard, NoShard):
             return await self._shard_response(shard)
         if shard.complete:
@@ -285,7 +260,7 @@ class TrainingServicer:
         """The samples depend on nothing but the shard and the run's seed, so that a large shard is made in a thread."""
 
         def work() -> bytes:
-            return messages.shard_response(shard, self.core.ledger.indices(shard))
+            return messages.shard_response(shard, self._core.ledger.indices(shard))
 
         if shard.end - shard.begin <= MAX_INLINE_SAMPLES:
             return work()
@@ -294,9 +269,9 @@ class TrainingServicer:
 
     async def complete_shard(self, call: Call, request: pb.CompleteShardRequest, context: Context) -> pb.CompleteShardResponse:
         self._require_leading()
-        self.durability.require_writable()
-        accepted = self.core.complete_shard(request.lease_id, request.shard_id, self.clock())
-        await self.durability.settled()
+        self._durability.require_writable()
+        accepted = self._core.complete_shard(request.lease_id, request.shard_id, self._clock())
+        await self._durability.settled()
         return pb.CompleteShardResponse(accepted=accepted)
 
     async def report_evaluation(
@@ -305,16 +280,16 @@ class TrainingServicer:
         self._require_leading()
         if request.HasField("accuracy") and not 0 <= request.accuracy <= 1:
             raise InvalidRequest(f"the accuracy must lie between 0 and 1, not {request.accuracy}")
-        self.progress.evaluated(messages.evaluation(request), self.clock())
+        self._intake.progress.evaluated(messages.evaluation(request), self._clock())
         return pb.ReportEvaluationResponse()
 
     async def get_status(self, call: Call, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return self.view.read(curves=request.curves)
+        return self._view.read(curves=request.curves)
 
     def _require_leading(self) -> None:
-        if not self.core.part.leads:
+        if not self._core.part.leads:
             raise InvalidRequest(
-                f"this server holds range {self.core.part} of the model: ask the server of range 0, which leads"
+                f"this server holds range {self._core.part} of the model: ask the server of range 0, which leads"
             )
 
     def notify(self) -> None:
@@ -324,9 +299,9 @@ class TrainingServicer:
 
     def drain(self) -> None:
         """Accepts no more commits. Commits that hold a ticket are still applied, and their workers get the reply."""
-        self.progress.draining = True
-        self.calls.end_unanswered(Draining(DRAINING))
-        self.intake.held.close()
+        self._intake.progress.draining = True
+        self._intake.calls.end_unanswered(Draining(DRAINING))
+        self._intake.held.close()
         self.notify()
 
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from gem_api.errors import PermissionDenied, Unauthenticated
 
-from gem_server.security.tokens import TokenFile
+from gem_server.security.tokens import Role, TokenFile
 
 AUTHORIZATION = "authorization"
 ANY_NAME = "*"
-
-
-class Role(StrEnum):
-    """The roles of callers."""
-
-    WORKER = "worker"
-    EVALUATOR = "evaluator"
-    ADMIN = "admin"
-
-
+Metadata = Sequence[tuple[str, str | bytes]]
+Certificate = Mapping[str, Sequence[bytes]]  # what gRPC knows of it
 _TRAINS = frozenset({Role.WORKER})
 _EVALUATES = frozenset({Role.EVALUATOR})
 # An admin may make every call, and is the only one who may make one that is not listed here.
@@ -55,19 +48,6 @@ class Identity:
     worker: str = ANY_NAME
 
 
-class Shown:
-    """The credentials of a caller: a call's metadata and certificate, kept beyond the call."""
-
-    def __init__(self, context: Any) -> None:
-        self._metadata, self._auth = context.invocation_metadata(), context.auth_context()
-
-    def invocation_metadata(self) -> Any:
-        return self._metadata
-
-    def auth_context(self) -> Any:
-        return self._auth
-
-
 ANYONE = Identity(Role.ADMIN, owner="")
 
 
@@ -88,21 +68,24 @@ class Access:
         """Whether callers need credentials."""
         return self.tokens is not None or self.client_certificates
 
-    def identify(self, rpc: str, context: Any) -> Identity:
-        """Returns who makes this call.
+    def identifier(self, rpc: str, context: Any) -> Callable[[], Identity]:
+        """What returns who makes a call of gRPC. It may be called later too, when the call has ended.
 
-        Raises:
+        It raises:
             Unauthenticated: The call has no token, or an unknown one.
             PermissionDenied: The caller's role may not use this RPC, or the certificate names no role.
         """
         if not self.asks:
-            return ANYONE
-        name = _common_name(context) if self.client_certificates else ""
+            return lambda: ANYONE
+        return partial(self._identify, rpc, context.invocation_metadata() or (), context.auth_context())
+
+    def _identify(self, rpc: str, metadata: Metadata, certificate: Certificate) -> Identity:
+        name = _common_name(certificate) if self.client_certificates else ""
         if self.tokens is None:
             identity = _certified(name)
         else:
-            entry = self.tokens.find(_bearer_token(context))
-            identity = Identity(Role(entry.role), entry.owner, entry.worker or ANY_NAME)
+            entry = self.tokens.find(_bearer_token(metadata))
+            identity = Identity(entry.role, entry.owner, entry.worker or ANY_NAME)
             if name:
                 identity = replace(identity, owner=f"{identity.owner}, certificate {name}")
         if identity.role is not Role.ADMIN and identity.role not in MAY_CALL.get(rpc, ()):
@@ -117,18 +100,18 @@ def require_name(identity: Identity, worker: str) -> None:
         raise PermissionDenied(f"these credentials are for the worker {identity.worker!r}: use that name, or other credentials")
 
 
-def _bearer_token(context: Any) -> str:
+def _bearer_token(metadata: Metadata) -> str:
     """Raises Unauthenticated if the call carries none."""
-    for key, value in context.invocation_metadata() or ():
+    for key, value in metadata:
         scheme, _, token = value.partition(" ") if key == AUTHORIZATION and isinstance(value, str) else ("", "", "")
         if scheme.lower() == "bearer":
             return str(token.strip())
     raise Unauthenticated("this server requires a token: give --token-file, or token= in the SDK")
 
 
-def _common_name(context: Any) -> str:
+def _common_name(certificate: Certificate) -> str:
     """The client certificate's common name; empty if it has none, or several."""
-    names = context.auth_context().get("x509_common_name", [])
+    names = certificate.get("x509_common_name", [])
     return names[0].decode("utf-8", "replace") if len(names) == 1 else ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +13,8 @@ import grpc
 from gem_api.process.logs import Logger
 from gem_api.process.secret_file import require_private
 
-from gem_server.security.tokens import may_pass, stamp
+from gem_server.security.reloaded import Reloaded
 from gem_server.security.validity import ends_at
-
-Stamps = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -34,14 +31,13 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
-    def stamps(self) -> Stamps:
-        return [stamp(path) for path in (self.cert, self.key, self.client_ca) if path is not None]
-
 
 class _Usable(NamedTuple):
-    """OpenSSL's configuration from files that it accepts, and the Unix time at which the first certificate of each ends."""
+    """OpenSSL's and gRPC's configuration from files that OpenSSL accepts, and the Unix time at which the first certificate of
+    each ends, by setting."""
 
     context: ssl.SSLContext
+    for_grpc: Any
     ends: dict[str, float]
 
 
@@ -50,88 +46,56 @@ class Certificates:
 
     Args:
         files: The PEM files.
-        logger: Reports changed files that can't be used, for example a new certificate before its key; the previous ones stay
-            in use.
+        logger: Told when the files change.
 
     Raises:
         ValueError: A file can't be read or holds something else; key and certificate don't match.
     """
 
     def __init__(self, files: TlsFiles, logger: Logger) -> None:
+        paths = [path for path in (files.cert, files.key, files.client_ca) if path is not None]
         self._files = files
-        self._logger = logger
-        self._seen = self._told = files.stamps()
-        self._first = load(files)
-        self._usable, self._usable_seen = _usable(files), self._seen
-        self._lock = threading.Lock()
+        self._reloaded = Reloaded("certificate", paths, lambda: _read(files), logger)
+        self._grpc_has = self._reloaded.newest()
 
     def credentials(self) -> Any:
         """Credentials for gRPC's `add_secure_port`."""
         return grpc.dynamic_ssl_server_credentials(
-            self._first, self._changed, require_client_authentication=self._files.client_ca is not None
+            self._grpc_has.for_grpc, self._changed, require_client_authentication=self._files.client_ca is not None
         )
 
     def context(self) -> ssl.SSLContext:
         """The context of the lane's handshakes: of the files as they are now, or the last ones that could be used."""
-        return self._newest().context
+        return self._reloaded.newest().context
 
     def ends(self) -> dict[str, float]:
         """The Unix time at which the first certificate in each file ends that a handshake would use now, by setting (tls_cert,
         tls_client_ca). A file whose time can't be read is left out. From any thread."""
-        return self._newest().ends
-
-    def _newest(self) -> _Usable:
-        """The newest usable credentials: from the files as they are now, or those that were used last."""
-        with self._lock:
-            seen = self._files.stamps()
-            if seen != self._usable_seen:
-                try:
-                    self._usable, self._usable_seen = _usable(self._files), seen
-                except ValueError as error:
-                    self._usable_seen = self._refused(error, seen, self._usable_seen)
-            return self._usable
+        return self._reloaded.newest().ends
 
     def _changed(self) -> Any:
-        """The files' new content; None if they have not changed. gRPC calls it on its own thread."""
-        seen = self._files.stamps()
-        if seen == self._seen:
+        """gRPC's new configuration; None if it has not changed. gRPC calls it on its own thread."""
+        newest = self._reloaded.newest()
+        if newest is self._grpc_has:
             return None
-        try:
-            fresh = load(self._files)
-        except ValueError as error:
-            self._seen = self._refused(error, seen, self._seen)
-            return None
-        self._seen = seen
-        self._logger.info("certificate reloaded", tls_cert=str(self._files.cert))
-        return fresh
-
-    def _refused(self, error: ValueError, seen: Stamps, before: Stamps) -> Stamps:
-        """Logs, once, that changed files can't be used. Returns the stamps at which they need not be read again."""
-        if seen != self._told:
-            self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
-        self._told = seen
-        return before if may_pass(error) else seen
+        self._grpc_has = newest
+        return newest.for_grpc
 
 
-def load(files: TlsFiles) -> Any:
-    """gRPC's configuration from the files, after OpenSSL has accepted them. Raises ValueError."""
-    _context(files)
+def _read(files: TlsFiles) -> _Usable:
+    """Raises ValueError if the files can't be used."""
+    context = _context(files)
     try:
         key, cert = files.key.read_bytes(), files.cert.read_bytes()
         authorities = files.client_ca.read_bytes() if files.client_ca is not None else None
     except OSError as error:
         raise ValueError(f"can't read {error.filename}: {error.strerror}") from error
-    return grpc.ssl_server_certificate_configuration([(key, cert)], authorities)
-
-
-def _usable(files: TlsFiles) -> _Usable:
-    """Raises ValueError if the files can't be used."""
-    context, ends = _context(files), {}
-    for setting, path in (("tls_cert", files.cert), ("tls_client_ca", files.client_ca)):
-        if path is not None:
-            with suppress(OSError, ValueError):  # OpenSSL has accepted it: then it is only not watched
-                ends[setting] = ends_at(path.read_bytes())
-    return _Usable(context, ends)
+    ends = {}
+    for setting, pem in (("tls_cert", cert), ("tls_client_ca", authorities)):
+        if pem is not None:
+            with suppress(ValueError):  # OpenSSL has accepted it: then it is only not watched
+                ends[setting] = ends_at(pem)
+    return _Usable(context, grpc.ssl_server_certificate_configuration([(key, cert)], authorities), ends)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ssl
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from gem_api.errors import Unauthenticated
 from gem_api.process.logs import Logger
 from gem_api.process.secret_file import read_secret, require_token
 
-ROLES = ("worker", "evaluator", "admin")
+from gem_server.security.reloaded import Reloaded
+
+
+class Role(StrEnum):
+    """The roles of callers."""
+
+    WORKER = "worker"
+    EVALUATOR = "evaluator"
+    ADMIN = "admin"
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class Entry:
     """
 
     digest: bytes
-    role: str
+    role: Role
     worker: str
 
     @property
@@ -43,59 +51,24 @@ class TokenFile:
 
     Args:
         path: The file.
-        logger: Reports a changed file that can't be used; the previous tokens stay valid.
+        logger: Told when the file changes.
 
     Raises:
         ValueError: The file can't be read, other users can read it too, or a line is invalid.
     """
 
     def __init__(self, path: Path, logger: Logger) -> None:
-        self._path = path
-        self._logger = logger
-        self._seen = self._refused = stamp(path)
-        self._entries = parse(read_secret(path), str(path))
+        self._entries = Reloaded("token file", [path], lambda: parse(read_secret(path), str(path)), logger)
 
     def find(self, token: str) -> Entry:
         """The token's entry, in constant time. Raises Unauthenticated if the token is unknown."""
-        self._read_again()
         digest, found = hashlib.sha256(token.encode()).digest(), None
-        for entry in self._entries:
+        for entry in self._entries.newest():
             if hmac.compare_digest(digest, entry.digest):
                 found = entry
         if found is None:
             raise Unauthenticated("the server does not know this token")
         return found
-
-    def _read_again(self) -> None:
-        seen = stamp(self._path)
-        if seen == self._seen:
-            return
-        try:
-            self._entries = parse(read_secret(self._path), str(self._path))
-        except ValueError as error:
-            if seen != self._refused:
-                self._logger.warning("can't use the changed token file; the previous tokens stay valid", why=str(error))
-            self._refused = seen
-            if may_pass(error):
-                return  # the next call tries again
-        else:
-            self._logger.info("tokens reloaded", tokens=len(self._entries))
-        self._seen = seen
-
-
-def stamp(path: Path) -> tuple[int, ...]:
-    """A value that changes when the file does; empty if the file can't be read."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether a file could not be read for now, as by a process with too many open files; else its content is wrong."""
-    cause = error.__cause__
-    return isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)
 
 
 def parse(text: str, where: str) -> tuple[Entry, ...]:
@@ -111,10 +84,10 @@ def parse(text: str, where: str) -> tuple[Entry, ...]:
 
 def _entry(place: str, words: list[str]) -> Entry:
     token, role, worker = (*words, "", "")[:3]
-    if role not in ROLES:
-        raise ValueError(f"{place}: the second word is the role, one of {', '.join(ROLES)}")
+    if role not in set(Role):
+        raise ValueError(f"{place}: the second word is the role, one of {', '.join(Role)}")
     worker = worker.strip()
-    if worker and role != "worker":
+    if worker and role != Role.WORKER:
         raise ValueError(f"{place}: only a token of the role worker may have a name")
     require_token(token, place)
-    return Entry(hashlib.sha256(token.encode()).digest(), role, "" if worker == "*" else worker)
+    return Entry(hashlib.sha256(token.encode()).digest(), Role(role), "" if worker == "*" else worker)

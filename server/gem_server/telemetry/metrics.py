@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict
+from dataclasses import InitVar, asdict, dataclass
 from importlib.metadata import version
 from itertools import accumulate, islice
 from platform import python_version
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from gem_api import __version__
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import Range
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -22,7 +21,7 @@ from gem_server.commit_times import CommitTimes
 from gem_server.core.state_machine import Core
 from gem_server.core.values import Applied, EndReason
 from gem_server.rules import PiStatistics
-from gem_server.telemetry.progress import Progress, Traffic
+from gem_server.telemetry.progress import Progress, Traffic, WorkerProgress
 
 _STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 _SECONDS = (*(base * 10.0**exponent for exponent in range(-5, 1) for base in (1, 2, 5)), 10.0)
@@ -33,17 +32,15 @@ MAX_TENSORS = 500  # values of the label "tensor" of gem_pi_tensor_median
 MAX_WORKERS = 1000  # values of the label "worker" of gem_worker_*
 
 
+@dataclass(eq=False)
 class Metrics(Collector):
     """The server's metrics. Each commit updates the histograms; each scrape reads all others from the objects below.
 
     A scrape runs in its own thread while workers join and leave. It must not iterate over a dict that may change. It
     iterates over a copy, made by one call that no other thread can interrupt (`dict.copy`, `dict(d)`, `tuple(d.values())`).
 
-    Args:
-        registry: Where to register.
-        core: Read at each scrape.
-        progress: Read at each scrape.
-        traffic: Read at each scrape.
+    Attributes:
+        core, progress, traffic: Read at each scrape.
         queue_length: Returns the number of commits that wait; called at each scrape.
         wall: Converts monotonic seconds to Unix seconds.
         lane: Whether workers on other machines can commit on a lane.
@@ -51,26 +48,17 @@ class Metrics(Collector):
         waiting_for_memory: Returns how many gradients can't begin to arrive for lack of memory; called at each scrape.
     """
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        core: Core,
-        progress: Progress,
-        traffic: Traffic,
-        queue_length: Callable[[], int],
-        wall: Callable[[float], float],
-        lane: bool = False,
-        certificate_ends: Callable[[], dict[str, float]] = dict,
-        waiting_for_memory: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self._core = core
-        self._progress = progress
-        self._traffic = traffic
-        self._queue_length = queue_length
-        self._wall = wall
-        self._lane = lane
-        self._certificate_ends = certificate_ends
-        self._waiting_for_memory = waiting_for_memory
+    registry: InitVar[CollectorRegistry]
+    core: Core
+    progress: Progress
+    traffic: Traffic
+    queue_length: Callable[[], int]
+    wall: Callable[[float], float]
+    lane: bool = False
+    certificate_ends: Callable[[], dict[str, float]] = dict
+    waiting_for_memory: Callable[[], int] = lambda: 0
+
+    def __post_init__(self, registry: CollectorRegistry) -> None:
         self._pi = PiHistogram()
         self._versions = {"version": __version__, "python": python_version(), **{name: version(name) for name in _PACKAGES}}
         self._staleness = Histogram(
@@ -108,10 +96,6 @@ class Metrics(Collector):
         if applied.pi is not None:
             self._pi.add(applied.pi)
 
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing, so that registering does not scrape."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         yield from self._run()
         yield from self._commits()
@@ -124,9 +108,9 @@ class Metrics(Collector):
         yield from self._certificates()
 
     def _run(self) -> Iterator[Metric]:
-        core = self._core
+        core = self.core
         yield _gauge("gem_central_version", "Commits applied to the model's parameters θ.", core.central.version)
-        run = {"run_id": core.run_id, **_texts(core.settings)}
+        run = {"run_id": core.run_id, **{name: str(value) for name, value in asdict(core.settings).items()}}
         yield InfoMetricFamily("gem_run", "The run's identifier and hyper-parameters.", run)
         yield InfoMetricFamily("gem_build", "Versions of gem-server, Python and the main libraries.", self._versions)
         if core.central.layout is not None:
@@ -137,108 +121,100 @@ class Metrics(Collector):
         help_ = "1 once the workers have nothing left to train on, so that those that join leave again; else 0."
         yield _gauge("gem_run_complete", help_, core.complete)
         help_ = "1 while the server shuts down: it applies the queued commits, then ends; else 0."
-        yield _gauge("gem_draining", help_, self._progress.draining)
+        yield _gauge("gem_draining", help_, self.progress.draining)
         yield self._lag.collect()
 
     def _commits(self) -> Iterator[Metric]:
-        progress = self._progress
-        yield _counter("gem_commits", "Commits, by outcome.", "outcome", self._core.outcomes)
+        progress = self.progress
+        yield _counters("gem_commits", "Commits, by outcome.", "outcome", self.core.outcomes)
         help_ = "Commits whose gradient has arrived, by transport: memory, tcp and tls are lanes."
-        yield _counter("gem_commits_received", help_, "transport", progress.received)
-        yield _counter("gem_commits_rejected", "Rejected commits, by error.", "error", dict(progress.rejected))
-        yield _counter(
-            "gem_nonfinite_losses", "Commits whose reported loss was NaN or infinite.", None, progress.nonfinite_losses
-        )
-        yield _gauge("gem_commit_queue_length", "Commits that wait or are being applied.", self._queue_length())
+        yield _counters("gem_commits_received", help_, "transport", progress.received)
+        yield _counters("gem_commits_rejected", "Rejected commits, by error.", "error", dict(progress.rejected))
+        help_ = "Commits whose reported loss was NaN or infinite."
+        yield _counter("gem_nonfinite_losses", help_, progress.nonfinite_losses)
+        yield _gauge("gem_commit_queue_length", "Commits that wait or are being applied.", self.queue_length())
         yield from (histogram.collect() for histogram in (self._staleness, self._wait, self._apply, self._held))
 
     def _leases(self) -> Iterator[Metric]:
-        leases = self._core.leases
+        leases = self.core.leases
         yield _gauge("gem_active_workers", "Workers that hold a lease.", len(leases.live))
         ended = {reason: leases.ended.get(reason, 0) for reason in EndReason}
-        yield _counter("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)
-        quarantined = len(self._core.quarantine.held)
+        yield _counters("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)
+        quarantined = len(self.core.quarantine.held)
         yield _gauge("gem_quarantined_workers", "Workers in quarantine: they may not register.", quarantined)
-        fallen_back = self._lane and sum(each.transport == "grpc" for each in self._progress.workers.copy().values())
+        fallen_back = self.lane and sum(each.transport == "grpc" for each in self.progress.workers.copy().values())
         help_ = "Workers whose last commit came over gRPC, although the lane has a port; 0 without a port."
         yield _gauge("gem_fallen_back_workers", help_, fallen_back)
 
     def _resources(self) -> Iterator[Metric]:
-        memory = self._core.memory
-        yield _counter("gem_received_bytes", "Bytes of gradients and deltas received.", None, self._traffic.received)
-        yield _counter("gem_sent_bytes", "Bytes of θ sent.", None, self._traffic.sent)
+        memory = self.core.memory
+        yield _counter("gem_received_bytes", "Bytes of gradients and deltas received.", self.traffic.received)
+        yield _counter("gem_sent_bytes", "Bytes of θ sent.", self.traffic.sent)
         yield _gauge("gem_memory_bytes", "Bytes held for θ, copies of it and the workers' buffers.", memory.held)
         yield _gauge("gem_memory_limit_bytes", "Maximum bytes that may be held (memory_limit); 0: no limit.", memory.limit)
         yield _gauge("gem_worker_memory_bytes", "Maximum bytes held for one worker.", memory.most_for_worker)
         help_ = "Gradients that can't begin to arrive because all memory for them is in use."
-        yield _gauge("gem_uploads_waiting_for_memory", help_, self._waiting_for_memory())
+        yield _gauge("gem_uploads_waiting_for_memory", help_, self.waiting_for_memory())
 
     def _data(self) -> Iterator[Metric]:
-        ledger = self._core.ledger
+        ledger = self.core.ledger
         yield _gauge("gem_epoch", "Newest epoch of which a worker got a shard, counted from 0.", ledger.epoch)
         help_ = "Shards, by state: pending ones of the newest epoch, leased and completed ones of all epochs."
-        shards = GaugeMetricFamily("gem_shards", help_, labels=["state"])
-        for state, count in {"pending": ledger.pending, "leased": len(ledger.held), "completed": ledger.completed}.items():
-            shards.add_metric([state], count)
-        yield shards
-        yield _counter("gem_samples_committed", "Samples in applied commits.", None, self._core.samples_committed)
+        shards = {"pending": ledger.pending, "leased": len(ledger.held), "completed": ledger.completed}
+        yield _gauges("gem_shards", help_, "state", shards)
+        yield _counter("gem_samples_committed", "Samples in applied commits.", self.core.samples_committed)
 
     def _checkpoint(self) -> Iterator[Metric]:
-        progress = self._progress
+        progress = self.progress
         help_ = "Checkpoints that could not be written, since the server started."
-        yield _counter("gem_checkpoint_failures", help_, None, progress.checkpoint_failures)
+        yield _counter("gem_checkpoint_failures", help_, progress.checkpoint_failures)
         if progress.checkpoint_version is not None:
             yield _gauge("gem_checkpoint_version", "Version of θ in the last checkpoint.", progress.checkpoint_version)
-            written = self._wall(progress.checkpoint_at)
+            written = self.wall(progress.checkpoint_at)
             yield _gauge("gem_checkpoint_timestamp_seconds", "Unix time at which the last checkpoint was written.", written)
 
     def _certificates(self) -> Iterator[Metric]:
         help_ = "Unix time at which the first certificate in a file ends, by setting; only with TLS."
-        ends = GaugeMetricFamily("gem_certificate_expiry_timestamp_seconds", help_, labels=["file"])
-        for setting, end in self._certificate_ends().items():
-            ends.add_metric([setting], end)
-        if ends.samples:
-            yield ends
+        if ends := self.certificate_ends():
+            yield _gauges("gem_certificate_expiry_timestamp_seconds", help_, "file", ends)
 
     def _per_worker(self) -> Iterator[Metric]:
         """One series for each live worker, counted since its current lease began. They end with the lease."""
-        commits = CounterMetricFamily("gem_worker_commits", "The worker's applied commits.", labels=["worker"])
-        staleness = CounterMetricFamily(
-            "gem_worker_staleness", "Sum of the staleness of the worker's applied commits.", labels=["worker"]
-        )
-        influence = CounterMetricFamily(
-            "gem_worker_influence", "Sum of the mean scaling factors of the worker's applied commits.", labels=["worker"]
-        )
-        rejected = CounterMetricFamily("gem_worker_rejected", "The worker's rejected commits.", labels=["worker"])
-        for name, worker in islice(self._progress.workers.copy().items(), MAX_WORKERS):
-            commits.add_metric([name], worker.commits)
-            staleness.add_metric([name], worker.staleness)
-            influence.add_metric([name], worker.influence)
-            rejected.add_metric([name], worker.rejected)
-        yield from (commits, staleness, influence, rejected)
+        workers = dict(islice(self.progress.workers.copy().items(), MAX_WORKERS))
+
+        def of_each(figure: Callable[[WorkerProgress], float]) -> dict[str, float]:
+            return {name: figure(worker) for name, worker in workers.items()}
+
+        help_ = "The worker's applied commits."
+        yield _counters("gem_worker_commits", help_, "worker", of_each(lambda worker: worker.commits))
+        help_ = "Sum of the staleness of the worker's applied commits."
+        yield _counters("gem_worker_staleness", help_, "worker", of_each(lambda worker: worker.staleness))
+        help_ = "Sum of the mean scaling factors of the worker's applied commits."
+        yield _counters("gem_worker_influence", help_, "worker", of_each(lambda worker: worker.influence))
+        help_ = "The worker's rejected commits."
+        yield _counters("gem_worker_rejected", help_, "worker", of_each(lambda worker: worker.rejected))
         yield from self._paces()
 
     def _paces(self) -> Iterator[Metric]:
         """The durations of each worker's steps, and the share of a batch that they have."""
+        timetable = self.core.leases.timetable
+        leases = dict(islice(self.core.leases.live.copy().items(), MAX_WORKERS))
+        paces = {lease.worker: timetable.pace(lease_id) for lease_id, lease in leases.items()}
         help_ = "Seconds that a whole batch takes the worker, from a reply to the next commit: a moving mean."
-        paces = GaugeMetricFamily("gem_worker_pace_seconds", help_, labels=["worker"])
+        known = {worker: pace for worker, pace in paces.items() if pace is not None}
+        yield _gauges("gem_worker_pace_seconds", help_, "worker", known)
         help_ = "The share of a whole batch that the worker's gradients have now."
-        shares = GaugeMetricFamily("gem_worker_batch_share", help_, labels=["worker"])
-        timetable = self._core.leases.timetable
-        for lease in islice(self._core.leases.live.copy().values(), MAX_WORKERS):
-            if (pace := timetable.pace(lease.lease_id)) is not None:
-                paces.add_metric([lease.worker], pace)
-            shares.add_metric([lease.worker], timetable.share(lease.lease_id))
-        yield from (paces, shares)
+        shares = {lease.worker: timetable.share(lease_id) for lease_id, lease in leases.items()}
+        yield _gauges("gem_worker_batch_share", help_, "worker", shares)
 
     def _training(self) -> Iterator[Metric]:
-        progress = self._progress
+        progress = self.progress
         if progress.loss.value is not None:
             yield _gauge("gem_training_loss", "Training loss, smoothed over about 50 commits.", progress.loss.value)
         evaluation = progress.evaluation
         if evaluation is not None:
             yield _gauge("gem_evaluation_version", "Version of θ of the last evaluation.", evaluation.version)
-            evaluated = self._wall(progress.evaluated_at)
+            evaluated = self.wall(progress.evaluated_at)
             yield _gauge("gem_evaluation_timestamp_seconds", "Unix time at which the last evaluation arrived.", evaluated)
             yield _gauge("gem_evaluation_loss", "Loss on held-out data, from the last evaluation.", evaluation.loss)
             if evaluation.accuracy is not None:
@@ -251,22 +227,16 @@ class Metrics(Collector):
 
     def _last_pi(self, pi: PiStatistics) -> Iterator[Metric]:
         yield _gauge("gem_pi_median", "Median of the scaling factor π over all parameters, last commit.", pi.median)
-        medians = GaugeMetricFamily(
-            "gem_pi_tensor_median", "Median of the scaling factor π over each tensor, last commit.", labels=["tensor"]
-        )
-        layout = self._core.central.layout
-        for tensor, median in zip(layout.pieces[:MAX_TENSORS] if layout else (), pi.tensor_medians, strict=False):
-            medians.add_metric([tensor.name], float(median))
-        yield medians
-        clamped = GaugeMetricFamily(
-            "gem_pi_clamped_ratio",
+        layout = self.core.central.layout
+        tensors = [tensor.name for tensor in layout.pieces[:MAX_TENSORS]] if layout else []
+        medians = dict(zip(tensors, map(float, pi.tensor_medians), strict=False))
+        help_ = "Median of the scaling factor π over each tensor, last commit."
+        yield _gauges("gem_pi_tensor_median", help_, "tensor", medians)
+        help_ = (
             "Share of parameters whose π is at a bound, last commit. zero: others moved them further than the proxy would; "
-            "max: π_max.",
-            labels=["bound"],
+            "max: π_max."
         )
-        clamped.add_metric(["zero"], pi.zero_ratio)
-        clamped.add_metric(["max"], pi.max_ratio)
-        yield clamped
+        yield _gauges("gem_pi_clamped_ratio", help_, "bound", {"zero": pi.zero_ratio, "max": pi.max_ratio})
         help_ = "Kinetic energy of the proxy, last commit; of κ√n optimizer steps if --optimizer is not sgd."
         yield _gauge("gem_proxy_energy", help_, pi.proxy_energy)
         help_ = (
@@ -401,18 +371,24 @@ class _Labelled(Collector):
 # -- samples of Prometheus
 
 
-def _texts(settings: Hyperparameters) -> dict[str, str]:
-    return {name: str(value) for name, value in asdict(settings).items()}
-
-
 def _gauge(name: str, help_: str, value: float) -> Metric:
     return GaugeMetricFamily(name, help_, value=value)
 
 
-def _counter(name: str, help_: str, label: str | None, values: Any) -> Metric:
-    """A counter. With a label, `values` maps each value of the label to its count."""
-    if label is None:
-        return CounterMetricFamily(name, help_, value=values)
+def _gauges(name: str, help_: str, label: str, values: Mapping[str, float]) -> Metric:
+    """A gauge for each value of a label."""
+    family = GaugeMetricFamily(name, help_, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counter(name: str, help_: str, value: float) -> Metric:
+    return CounterMetricFamily(name, help_, value=value)
+
+
+def _counters(name: str, help_: str, label: str, values: Mapping[Any, float]) -> Metric:
+    """A counter for each value of a label."""
     family = CounterMetricFamily(name, help_, labels=[label])
     for key, count in values.items():
         family.add_metric([str(key)], count)

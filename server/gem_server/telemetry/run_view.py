@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 
 from gem_api import __version__
@@ -17,57 +17,53 @@ from gem_server.core.state_machine import Core
 from gem_server.telemetry.progress import Evaluation, Progress
 
 
+@dataclass(eq=False)
 class RunView:
     """The run, as everyone sees it. Use it on the thread that applies commits.
 
-    Args:
+    Attributes:
         core: The state machine.
         progress: The run's smoothed figures.
         clock: Returns monotonic seconds.
-        timeline: The curves from before this start of the server, if they are known.
+        timeline: The curves; those from before this start of the server, if they are known.
         queue_length: Returns the number of commits in the queue.
         stall: Returns why no commit can be acknowledged; None if they can.
         peers: Addresses of the servers of the other ranges, if this one leads.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        progress: Progress,
-        clock: Callable[[], float],
-        timeline: Timeline | None = None,
-        *,
-        queue_length: Callable[[], int] = lambda: 0,
-        stall: Callable[[], pb.Stall | None] = lambda: None,
-        peers: Sequence[str] = (),
-    ) -> None:
-        self._core, self._progress, self._clock = core, progress, clock
-        self._queue_length, self._stall, self._peers = queue_length, stall, peers
-        self._timeline = Timeline() if timeline is None else timeline
+    core: Core
+    progress: Progress
+    clock: Callable[[], float]
+    timeline: Timeline = field(default_factory=Timeline)
+    queue_length: Callable[[], int] = lambda: 0
+    stall: Callable[[], pb.Stall | None] = lambda: None
+    peers: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
         self._rate = Rate()
-        self._start_version = self._version = core.central.version
-        begin = self._timeline.begin_version
+        self._start_version = self._version = self.core.central.version
+        begin = self.timeline.begin_version
         self._begin_version = self._start_version if begin is None else max(0, begin - 1)
-        self._looked = clock()
+        self._looked = self.clock()
         self._shown: Evaluation | None = None
 
     def sample(self) -> None:
         """Adds this moment to the curves; call it every `SAMPLE_SECONDS`. Commits do nothing for it: `Progress` keeps all that
         it reads. Time stands still before the first commit, and while there are no workers."""
-        now, version, timeline = self._clock(), self._core.central.version, self._timeline
+        now, version, timeline = self.clock(), self.core.central.version, self.timeline
         passed, self._looked = now - self._looked, now
         self._rate.add(version, now)
-        if version == 0 or not (self._core.leases.live or version != self._version):
+        if version == 0 or not (self.core.leases.live or version != self._version):
             return
         timeline.seconds += 0.0 if timeline.begin_version is None else passed
-        new = self._progress.evaluation if self._progress.evaluation is not self._shown else None
-        self._shown, self._version = self._progress.evaluation, version
+        new = self.progress.evaluation if self.progress.evaluation is not self._shown else None
+        self._shown, self._version = self.progress.evaluation, version
         evaluated = {"evaluation_loss": new.loss, "accuracy": new.accuracy} if new else {}
         timeline.add(self._figures(), evaluated)
 
     def read(self, max_workers: int | None = None, *, curves: bool = False) -> pb.GetStatusResponse:
         """The run's status, with at most `max_workers` of its live workers (the oldest ones), and with its curves if asked."""
-        core, progress, now, stall = self._core, self._progress, self._clock(), self._stall()
+        core, progress, now, stall = self.core, self.progress, self.clock(), self.stall()
         evaluation, held = progress.evaluation, core.ledger.held_by_lease()
         leases = islice(core.leases.live.values(), max_workers)
         return pb.GetStatusResponse(
@@ -84,7 +80,7 @@ class RunView:
             pi_median=progress.pi_median.value,
             staleness=progress.staleness.value or 0.0,
             evaluation=pb.ReportEvaluationRequest(**asdict(evaluation)) if evaluation else None,
-            queue_length=self._queue_length(),
+            queue_length=self.queue_length(),
             memory_bytes=core.memory.held,
             memory_limit_bytes=core.memory.limit,
             checkpoint_version=progress.checkpoint_version,
@@ -94,7 +90,7 @@ class RunView:
             contract=CONTRACT,
             range_index=core.part.index,
             range_count=core.part.count,
-            peers=self._peers,
+            peers=self.peers,
             stall=stall,
             worker_count=len(core.leases.live),
             lease_seconds=core.leases.duration,
@@ -108,16 +104,16 @@ class RunView:
         )
 
     def _curves(self) -> pb.RunCurves:
-        columns = self._timeline.columns()
+        columns = self.timeline.columns()
         versions = map(int, columns.pop("version", ()))
         return pb.RunCurves(version=versions, **columns)
 
     def _figures(self) -> dict[str, float | None]:
-        progress = self._progress
+        progress = self.progress
         return {
-            "version": self._core.central.version,
+            "version": self.core.central.version,
             "commits_per_second": self._rate.value,
-            "workers": len(self._core.leases.live),
+            "workers": len(self.core.leases.live),
             "loss": progress.loss.value,
             "pi_median": progress.pi_median.value,
             "staleness": progress.staleness.value,
