@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gem_api import wire
 from gem_api.errors import IncompleteTransfer, InvalidRequest
-from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, Packing, chunk_frames, empty, parse_frame
+from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, Packing, empty, parse_frame
 from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2, training_pb2
 from hypothesis import given
@@ -155,11 +155,6 @@ def test_a_format_for_a_whole_theta_remembers_nothing(fmt: wire.ThetaFormat) -> 
     first = list(encoder.frames(theta))
     encoder.applied()
     assert list(encoder.frames(theta)) == first == list(fmt.frames(theta))
-
-
-def test_float32_is_framed_as_ever() -> None:
-    values = np.random.default_rng(4).normal(size=PER_CHUNK["float32"] + 1).astype("<f4")
-    assert list(wire.FLOAT32.frames(values)) == list(chunk_frames(values))
 
 
 @every_format

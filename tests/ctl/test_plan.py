@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from gem_api.framing import chunk_frames, empty
+from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import Range
 from gem_api.region import create_region
 from gem_api.rules import OPTIMIZERS, PROXIES, RULES
-from gem_ctl.amounts import Count
+from gem_api.wire import FLOAT32
+from gem_ctl.amounts import parameters
 from gem_ctl.cli import main
 from gem_ctl.planning.plan import PROCESS_BYTES, Costs, Setup, plan, server_seconds
 from kit.core import make_core, start
@@ -60,7 +61,7 @@ def test_the_memory_of_an_optimizer_is_what_the_core_holds(rule: str, optimizer:
 
 
 def test_the_bytes_of_a_commit_are_those_of_its_chunks_both_ways() -> None:
-    framed = sum(map(len, chunk_frames(empty(P))))
+    framed = sum(map(len, FLOAT32.frames(empty(P))))
     assert 0 <= 2 * framed - plan(SETUP).commit_bytes < 50
     halves = plan(replace(SETUP, gradient_dtype="bfloat16", theta_dtype="bfloat16"))
     assert halves.commit_bytes == plan(SETUP).commit_bytes / 2
@@ -80,11 +81,11 @@ def test_a_worker_that_overlaps_waits_for_the_longer_of_the_two() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "parameters"),
+    ("size", "count"),
     [("124M", 124_000_000), ("124m", 124_000_000), ("1B", 10**9), ("1.5b", 1_500_000_000), ("1G", 10**9)],
 )
-def test_sizes_are_written_as_people_write_them(size: str, parameters: int) -> None:
-    assert Count().convert(size, None, None) == parameters
+def test_sizes_are_written_as_people_write_them(size: str, count: int) -> None:
+    assert parameters(size) == count
 
 
 def test_a_worker_with_local_steps_commits_once_for_all_of_them() -> None:
