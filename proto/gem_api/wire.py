@@ -43,8 +43,8 @@ class Encoder(ABC):
         """Generates these bytes as gRPC's frames; the first begins with `opening`."""
         return framed(self.pieces(packed), opening)
 
-    def applied(self) -> None:  # noqa: B027: a format without rounding errors keeps nothing
-        """Call it when the last commit was applied, but not if it was rejected or lost."""
+    def applied(self) -> None:  # noqa: B027
+        """Call it when the last commit was applied, but not if it was rejected or lost. Most formats keep nothing of it."""
 
 
 @dataclass(frozen=True)
