@@ -194,7 +194,7 @@ class InvalidRequest(GemError):
 _BY_CODE: dict[int, type[GemError]] = {
     kind.code: kind for kind in vars().copy().values() if isinstance(kind, type) and issubclass(kind, GemError) and kind.code
 }
-_TYPED = {pb.ErrorCode.Name(pb.ErrorCode(code)).removeprefix("ERROR_CODE_"): kind for code, kind in _BY_CODE.items()}
+_TYPED = {pb.ErrorCode.Name(kind.code).removeprefix("ERROR_CODE_"): kind for kind in _BY_CODE.values()}
 
 # Statuses that gRPC itself raises: they lack the server's metadata. CANCELLED, UNKNOWN and INTERNAL also occur if a connection
 # or a server dies during a call. Resending is safe, because a commit is applied once per sequence.

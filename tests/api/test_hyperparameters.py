@@ -100,9 +100,7 @@ def test_the_command_refuses_it_with_the_range(flags: list[str]) -> None:
     ("flags", "expected"),
     [
         ({"rule_options": "proxy=adam"}, {"pi_max": 1e6, "learning_rate": 0.003, "epsilon": 1e-16}),
-        ({"rule_options": "proxy=adam", "pi_max": 5.0, "learning_rate": 0.05}, {"pi_max": 5.0, "learning_rate": 0.05}),
-        ({"snapshot": "reference"}, {"pi_max": 5.0, "epsilon": 1e-12}),
-        ({"snapshot": "reference", "epsilon": 1e-16}, {"epsilon": 1e-16}),
+        ({"snapshot": "reference", "pi_max": 4.0}, {"pi_max": 4.0, "epsilon": 1e-12}),
         ({"rule": "aeasgd", "snapshot": "reference"}, {"epsilon": 1e-16}),
         ({"optimizer": "adamw"}, {"learning_rate": 0.001, "weight_decay": 0.01, "kappa": 1.5, "pi_max": 1.0}),
         ({"optimizer": "adamw", "rule": "downpour", "weight_decay": 0.0}, {"learning_rate": 0.001, "weight_decay": 0.0}),
@@ -120,12 +118,11 @@ OFF, IN_STEP = (1.0, 0.0), (1 / 16, 0.15)
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        *(({"optimizer": name}, IN_STEP) for name in ("adam", "adamw", "lion")),
-        *(({"optimizer": name}, OFF) for name in ("sgd", "worker")),
+        ({"optimizer": "lion"}, IN_STEP),
+        ({"optimizer": "worker"}, OFF),
         ({"optimizer": "adamw", "rule": "downpour"}, OFF),
         ({"optimizer": "adamw", "batch_variation": 0.9}, OFF),
-        ({"optimizer": "worker", "local_steps": 4}, OFF),
-        ({"optimizer": "adamw", "smallest_share": 1.0}, (1.0, 0.15)),
+        ({"optimizer": "adamw", "local_steps": 4}, OFF),
         ({"optimizer": "adamw", "reply_wait": 0.0}, (1 / 16, 0.0)),
         ({"smallest_share": 0.5, "reply_wait": 0.1}, (0.5, 0.1)),
     ],

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from gem_api.checkpoint import TENSORS
 from gem_api.errors import CheckpointFailed, GemError
 from gem_client import Admin, connect
 from gem_ctl.backups import backup
-from gem_ctl.backups.backup import RangeCheckpoint
+from gem_ctl.backups.backup import Arriving
 from gem_ctl.backups.restore import restore
 from gem_ctl.backups.stores import BackupFailed, Folder, open_store
 from gem_ctl.cli import main
@@ -101,7 +104,7 @@ def pieces(path: Path) -> Iterator[tuple[str, bytes]]:
         yield from ((name, content[at : at + 1000]) for at in range(0, len(content), 1000))
 
 
-def received(path: Path, index: int | None = None, sha256: bytes | None = None) -> RangeCheckpoint:
+def received(path: Path, index: int | None = None, sha256: bytes | None = None) -> Arriving:
     known = sha256 or hashlib.sha256((path / "state.json").read_bytes()).digest()
     return backup.received(str(path), known, index, pieces(path))
 
@@ -250,16 +253,18 @@ def test_a_store_that_keeps_other_bytes_is_noticed(name: str, written: Path, tmp
 
 @pytest.mark.parametrize(
     ("files", "why"),
-    [(("model.safetensors",), "did not send workers.safetensors"), ((*TENSORS, "evil"), "'evil' that is not of a checkpoint"),
-     (("../model.safetensors",), "is not of a checkpoint"), ((*TENSORS, "model.safetensors"), "is not of a checkpoint")],
-)  # fmt: skip
+    [
+        (("model.safetensors",), "did not send workers.safetensors"),
+        (("../model.safetensors",), "is not of a checkpoint"),
+        ((*TENSORS, "model.safetensors"), "'model.safetensors' that is not of a checkpoint"),
+    ],
+)
 def test_a_server_that_sends_other_files_leaves_no_backup(
     files: tuple[str, ...], why: str, written: Path, tmp_path: Path
 ) -> None:
-    each = received(written)
-    each.pieces = iter([(name, (written / name).read_bytes() if (written / name).exists() else b"") for name in files])
+    pieces = [(name, (written / name).read_bytes() if (written / name).exists() else b"") for name in files]
     with pytest.raises(BackupFailed, match=why):
-        backup.write(Folder(tmp_path), NAME, [each])
+        backup.write(Folder(tmp_path), NAME, [replace(received(written), files=groupby(pieces, itemgetter(0)))])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from gem_api.rules import OPTIMIZERS, PROXIES, RULES
 from gem_api.wire import FLOAT32
 from gem_ctl.amounts import parameters
 from gem_ctl.cli import main
-from gem_ctl.planning.plan import PROCESS_BYTES, Costs, Setup, plan, server_seconds
+from gem_ctl.planning.plan import PROCESS_BYTES, Costs, Setup, plan
 from kit.core import make_core, start
 
 P = 5_000
@@ -74,10 +74,10 @@ def test_the_rate_grows_with_the_workers_until_the_server_is_full() -> None:
     assert (full.commits_per_second, full.load) == pytest.approx((1 / full.server_seconds, 1))
     at = plan(replace(SETUP, workers=round(full.full_at)), COSTS)
     assert at.load == pytest.approx(1, rel=0.1)
-
-
-def test_a_worker_that_overlaps_waits_for_the_longer_of_the_two() -> None:
-    assert plan(replace(SETUP, overlap=True), COSTS).commits_per_second == pytest.approx(3 / 0.1)
+    longer = plan(replace(SETUP, overlap=True), COSTS)
+    assert longer.commits_per_second == pytest.approx(3 / 0.1), "a worker that overlaps waits for the longer of the two"
+    once = plan(replace(SETUP, local_steps=4), COSTS)
+    assert once.commits_per_second == pytest.approx(3 / (4 * 0.1 + few.server_seconds)), "one commit for all its steps"
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,6 @@ def test_a_worker_that_overlaps_waits_for_the_longer_of_the_two() -> None:
 )
 def test_sizes_are_written_as_people_write_them(size: str, count: int) -> None:
     assert parameters(size) == count
-
-
-def test_a_worker_with_local_steps_commits_once_for_all_of_them() -> None:
-    few, seconds = plan(replace(SETUP, local_steps=4), COSTS), plan(SETUP, COSTS).server_seconds
-    assert few.commits_per_second == pytest.approx(3 / (4 * 0.1 + seconds))
 
 
 # -- several servers
@@ -147,8 +142,3 @@ def test_one_server_is_planned_as_before() -> None:
 )
 def test_what_several_servers_can_not_do_is_refused_as_by_the_server(options: list[str], why: str) -> None:
     assert why in run_plan("--servers", "2", *options)
-
-
-def test_the_time_of_a_server_is_shared_memorys_too() -> None:
-    near = replace(SETUP, shared_memory=True, servers=2)
-    assert server_seconds(near, COSTS) == pytest.approx(COSTS.by_reference + COSTS.parameter * P / 2)

@@ -94,7 +94,6 @@ def test_without_a_server_it_says_so_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["top"], "there is no command top: use gem-ctl status --watch"),
         (["top", "--sort", "loss"], "there is no command top: use gem-ctl status --watch"),
         (["status", "--watch", "--json"], "omit one of them"),
     ],
@@ -179,6 +178,7 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 # -- on a terminal
 
 
+@pytest.mark.long
 def test_on_a_terminal_the_status_is_redrawn_in_place_and_a_signal_ends_it(live: Live, session: Session) -> None:
     with Wire(live.address) as wire:
         shown = Shown(wire.address)

@@ -74,7 +74,14 @@ def test_the_loop_that_ddps_guide_ends_with_completes_a_run() -> None:
     kept = "".join(line[1:] for line in block.text.splitlines(keepends=True) if not line.startswith("-"))
     kept = kept.replace("num_workers=2", "num_workers=0")  # tests/client has a loader with processes
     x = torch.linspace(-3, 3, 2048).unsqueeze(1)
-    names = globals() | {
+    names: dict[str, Any] = {
+        "gem_client": gem_client,
+        "torch": torch,
+        "math": math,
+        "Optimizer": Optimizer,
+        "ShardSampler": ShardSampler,
+        "DataLoader": DataLoader,
+        "LambdaLR": LambdaLR,
         "device": torch.device("cpu"),
         "data": TensorDataset(x, torch.sin(x)),
         "make_model": lambda: nn.Sequential(nn.Linear(1, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 1)),
