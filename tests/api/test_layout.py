@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gem_api import layout as layout_module
 from gem_api.errors import InvalidRequest, LayoutMismatch
-from gem_api.layout import MAX_AXES, MAX_PARAMETERS, MAX_TENSORS, Group, Layout, Tensor
+from gem_api.layout import MAX_AXES, MAX_TENSORS, Group, Layout, Tensor
 from gem_api.ranges import Range
 from gem_api.v1 import tensors_pb2 as pb
 from hypothesis import given, settings
@@ -75,7 +75,6 @@ def test_the_packed_bytes_are_little_endian_float32_in_c_order() -> None:
         ({"weight": np.zeros((2, 3))}, r"missing tensors: \['bias'\]"),
         ({"weight": np.zeros((2, 3)), "bias": np.zeros(3), "extra": 0}, r"unknown tensors: \['extra'\]"),
         ({"weight": np.zeros((3, 2)), "bias": np.zeros(3)}, r"'weight' has shape \(3, 2\)"),
-        ({"weight": np.zeros((2, 3)), "bias": np.zeros(())}, r"'bias' has shape \(\)"),
         ({"weight": np.zeros((2, 3), np.int64), "bias": np.zeros(3)}, r"'weight' has dtype int64: it must be a float type"),
         ({"weight": np.zeros((2, 3)), "bias": np.zeros(3, complex)}, r"'bias' has dtype complex128"),
     ],
@@ -106,13 +105,11 @@ def test_another_layout_is_refused_with_the_first_difference(other: Layout, why:
     [
         ([], "no tensors"),
         ([("", (1,))], "printable characters"),
-        ([("a\nb", (1,))], "printable characters"),
         ([("a\0b", (1,))], "printable characters"),
         ([("x" * 513, (1,))], "1 to 512 printable"),
         ([("__metadata__", (1,))], "safetensors"),
         ([("a", (1,)), ("b", (1,)), ("a", (2,))], "these occur twice: a"),
         ([("a", (0,)), ("b", (3, 0))], "0 parameters"),
-        ([("a", (MAX_PARAMETERS + 1,))], "parameters"),
         ([("a", (2**40, 2**40))], "parameters"),
     ],
 )

@@ -85,12 +85,6 @@ def test_it_shows_the_status_and_ends_with_the_run() -> None:
     assert "\x1b" not in result.stdout
 
 
-def test_without_a_server_it_says_so_at_once() -> None:
-    result = ctl("--server", NOBODY, "status", "--watch")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("gem-ctl: no server at ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
