@@ -285,11 +285,14 @@ def _difference(ours: Tensor, theirs: Tensor) -> str:
     """The reason why a worker's tensor does not match the run's."""
     if (ours.name, ours.shape) == (theirs.name, theirs.shape):
         return (
-            f"tensor {theirs.name!r} has {_in_words(theirs.group)}, but in this run {_in_words(ours.group)}: give all workers the "
-            "same parameter groups"
+            f"tensor {theirs.name!r} has {_in_words(theirs.group)}, but in this run {_in_words(ours.group)}: give all workers "
+            "the same parameter groups"
         )
     if ours.nameless != theirs.nameless:
-        return f"tensor {theirs.name!r} does not match this run's {ours.name!r}: one of them is a position, not a name. {NAME_TENSORS}"
+        return (
+            f"tensor {theirs.name!r} does not match this run's {ours.name!r}: one of them is a position, not a name. "
+            f"{NAME_TENSORS}"
+        )
     return (
         f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape {ours.shape}: start "
         "the worker with the run's model"
