@@ -33,31 +33,30 @@ def test_the_memory_of_a_worker_is_what_the_core_holds_for_it(rule: str, overlap
     assert plan(replace(SETUP, rule=rule, overlap=overlap)).worker_bytes == lease.nbytes
 
 
+KINDS = [
+    *((rule, "momentum", "sgd") for rule in RULES),
+    *(("gem", proxy, "sgd") for proxy in PROXIES),
+    *((rule, "momentum", optimizer) for rule, row in RULES.items() if row.optimizers for optimizer in OPTIMIZERS),
+]
+
+
 @pytest.mark.parametrize("logged", [False, True])
-@pytest.mark.parametrize(("rule", "proxy"), [*((rule, "momentum") for rule in RULES), *(("gem", proxy) for proxy in PROXIES)])
-def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(rule: str, proxy: str, logged: bool) -> None:
-    core = make_core(Hyperparameters(rule=rule, rule_options=f"proxy={proxy}" if rule == "gem" else ""), logged=logged)
+@pytest.mark.parametrize(("rule", "proxy", "optimizer"), KINDS)
+def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(
+    rule: str, proxy: str, optimizer: str, logged: bool
+) -> None:
+    options = f"proxy={proxy}" if rule == "gem" else ""
+    core = make_core(Hyperparameters(rule=rule, rule_options=options, optimizer=optimizer), logged=logged)
     (ann,) = start(core, ["ann"], LAYOUT)
     lease = core.leases.get(ann)
     region, descriptor = create_region(P)
     os.close(descriptor)
     core.memory.reserve_region()
     core.adopt_region(lease, region)
-    planned = plan(
-        replace(SETUP, workers=1, rule=rule, proxy=proxy, shared_memory=True, durability="log" if logged else "snapshot")
-    )
+    kind = {"rule": rule, "proxy": proxy, "optimizer": optimizer, "durability": "log" if logged else "snapshot"}
+    planned = plan(replace(SETUP, workers=1, shared_memory=True, **kind))  # type: ignore[arg-type]
     assert 0 <= planned.worker_bytes - lease.nbytes < 3 * 4096
     assert 0 <= planned.server_bytes - PROCESS_BYTES - core.memory.held < 3 * 4096
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("rule", [name for name, row in RULES.items() if row.optimizers])
-def test_the_memory_of_an_optimizer_is_what_the_core_holds(rule: str, optimizer: str) -> None:
-    core = make_core(Hyperparameters(rule=rule, optimizer=optimizer))
-    (ann,) = start(core, ["ann"], LAYOUT)
-    planned = plan(replace(SETUP, workers=1, rule=rule, optimizer=optimizer))
-    assert planned.worker_bytes == core.leases.get(ann).nbytes
-    assert planned.server_bytes - PROCESS_BYTES == core.memory.held
 
 
 def test_the_bytes_of_a_commit_are_those_of_its_chunks_both_ways() -> None:

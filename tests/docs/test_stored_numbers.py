@@ -114,6 +114,7 @@ def drawn(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **settings: Path(path).touch())
+    monkeypatch.setattr("benchmarks.many_workers.figures.stable_below", lambda *_: 1.0)  # a curve of many points
 
 
 @pytest.mark.usefixtures("no_pictures")
