@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import tomllib
 from collections import defaultdict
 from pathlib import Path
@@ -24,6 +22,7 @@ from gem_api.process.settings import LOG_LEVELS
 from gem_api.process.settings_file import key
 from gem_worker import command as worker_statuses
 from kit.commands import COMMANDS, all_options, options
+from kit.process import python
 
 server, worker, train, ctl = (COMMANDS[name] for name in ("gem-server", "gem-worker", "gem-train", "gem-ctl"))
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -114,7 +113,7 @@ for module in {[*HEAVY, "gem_ctl.cli"]!r}:
 importlib.import_module("gem_server.server"), importlib.import_module("gem_client")  # with what their dependencies drag in
 print("server", *({{"torch", "ray"}} & sys.modules.keys()))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = python("-c", program)
     assert done.stdout.split() == [*HEAVY, "gem_ctl.cli", "server"], done.stdout + done.stderr
 
 
@@ -134,7 +133,7 @@ sys.meta_path.insert(0, Signalling())
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 importlib.import_module({module!r}).main([])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = python("-c", program)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
     assert len(re.findall(r"^(?:Current thread|Thread) 0x", done.stderr, re.MULTILINE)) == 2
 
@@ -160,12 +159,12 @@ sys.meta_path.insert(0, Signalling())
 from {module} import {function}
 {function}()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = python("-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     if not arguments:
         return
     undisturbed = program.replace("os.kill(os.getpid(), signal.SIGINT)", "pass")
-    plain = subprocess.run([sys.executable, "-c", undisturbed], capture_output=True, text=True, timeout=60)
+    plain = python("-c", undisturbed)
     assert (plain.returncode, plain.stdout.split()[0]) == (0, f"{script},"), plain.stderr
 
 

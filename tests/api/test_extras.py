@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from kit.process import python
 
 CODE = """
 import importlib, sys
@@ -18,7 +17,7 @@ for module in ("gem_worker.launcher.cli", "gem_worker.process.cli", "gem_worker.
 
 def test_without_pytorch_each_command_and_the_sdks_module_for_it_name_the_extra_in_one_line() -> None:
     """All commands in one process, which can't import PyTorch."""
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120)
+    done = python("-c", CODE)
     where = "in a clone of this project"
     assert done.stdout.splitlines() == [
         f'gem-train needs torch, which is not installed: pip install ".[demo]" {where}',

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import pairwise, product
 
 import numpy as np
@@ -16,6 +14,7 @@ from gem_api.v1 import tensors_pb2, training_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.core import bits
+from kit.process import python
 
 FORMATS = wire.WIRE_FORMATS
 PER_CHUNK = {"float32": 262_144, "bfloat16": 524_288, "int8": 1_032_192}  # elements
@@ -65,7 +64,7 @@ def test_float32_does_without_numba() -> None:
         wire.BFLOAT16.prepare()
         print("numba" in sys.modules)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python("-c", code)
     assert done.stdout == "False\nTrue\n", done.stderr
 
 

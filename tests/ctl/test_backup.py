@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -26,6 +24,7 @@ from gem_ctl.backups.stores import BackupFailed, Folder, open_store
 from gem_ctl.cli import main
 from gem_server.durability.checkpoint import read_state
 from kit.model import GRADIENT, PLAIN, model, theta, version
+from kit.process import python
 from kit.raw_ranges import commit_all, serving_ranges
 from kit.server import Live, config, serving
 
@@ -419,5 +418,5 @@ def test_what_is_missing_for_an_object_store_is_said(url: str, hidden: str, said
     """In a process of its own, because fsspec remembers what was imported."""
     pytest.importorskip("fsspec")
     code = f"import sys; sys.modules[{hidden!r}] = None; from gem_ctl.backups.stores import open_store; open_store({url!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python("-c", code)
     assert f"gem_ctl.backups.stores.BackupFailed: {said}" in done.stderr

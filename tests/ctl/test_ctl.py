@@ -254,9 +254,8 @@ def test_an_unreachable_server_is_one_line(arguments: list[str], monkeypatch: py
 
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", [["plan", "--parameters", "1M"], ["--help"]], ids=" ".join)
-def test_output_to_a_full_disk_is_one_line(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "gem_ctl", *arguments]
+def test_output_to_a_full_disk_is_one_line() -> None:
+    command = [sys.executable, "-m", "gem_ctl", "plan", "--parameters", "1M"]
     with open("/dev/full", "w") as full:
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=DEADLINE)
     assert result.returncode == 1
