@@ -45,7 +45,7 @@ KINDS = [
 def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(
     rule: str, proxy: str, optimizer: str, logged: bool
 ) -> None:
-    options = f"proxy={proxy}" if rule == "gem" else ""
+    options = "" if proxy == "momentum" else f"proxy={proxy}"
     core = make_core(Hyperparameters(rule=rule, rule_options=options, optimizer=optimizer), logged=logged)
     (ann,) = start(core, ["ann"], LAYOUT)
     lease = core.leases.get(ann)
