@@ -24,10 +24,10 @@ def test_the_defaults_of_the_page_are_the_servers() -> None:
 @pytest.mark.parametrize("choice", [Choice(2, learning_rate=0.01), Choice(2, "worker", 0.01, local_steps=2)])
 def test_a_run_trains_to_the_end(choice: Choice) -> None:
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(1024, 784, generator=generator)
+    inputs = torch.randn(512, 784, generator=generator)
     data = inputs, (inputs[:, :10].argmax(1))
     run = tuning.measure(choice, data, data)
-    assert run["commits"] == 2 * 1024 // tuning.BATCH // choice.local_steps
+    assert run["commits"] == 2 * 512 // tuning.BATCH // choice.local_steps
     assert run["final_loss"] < run["curves"]["loss"][0], "the loss did not fall"
     assert 0 <= run["pi_median"] <= 1
     assert len(run["curves"]["version"]) == len(run["curves"]["pi_median"]) == min(tuning.CURVE_POINTS, run["commits"])
