@@ -12,7 +12,6 @@ from typing import Any, cast
 import click
 from gem_api import __version__
 from gem_api.process.lifetime import interruptible, print_stacks_on_signal
-from gem_api.process.logs import print_error
 from gem_api.process.message_json import as_dict
 from gem_api.process.option_types import Number
 from gem_api.process.options import SETTINGS, WithHeadings, command_options, no_false_abort
@@ -199,19 +198,19 @@ def pull(target: Target, out: Path) -> None:
     OUT may be - for standard output.
     """
     try:
-        what = _pull(target, out, Retry(give_up_after=0))  # as the other commands, which ask once
+        content, what = _pulled(target, Retry(give_up_after=0))  # as the other commands, which ask once
+        output.write_and_tell(out, content, what)
     except OSError as error:
         raise click.ClickException(f"can't write {out}: {error}") from error
-    (print_error if output.is_standard_output(out) else say)(f"wrote {out}: {what}")
 
 
-def _pull(target: Target, out: Path, retry: Retry) -> str:
-    """Saves the model; returns what it is. Raises GemError or OSError."""
+def _pulled(target: Target, retry: Retry) -> tuple[bytes, str]:
+    """The model as a safetensors file, and what it is. Raises GemError."""
     with connect(target.server, timeout=target.timeout, retry=retry, **target.credentials()) as session:
         theta = session.pull()
         tensors = session.layout.split(theta)
-        output.write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
-        return f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
+        content = save(tensors, metadata={"format": "pt", "gem_version": str(session.version)})
+        return content, f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
 
 
 @main.command(short_help="Follows the run into an experiment tracker.")
@@ -241,7 +240,7 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
         try:
             opened = open_tracker(tracker, to)
             retry = Retry(give_up_after=target.timeout)
-            follower = Follower(admin, opened, target.folder, lambda path: _pull(target, path, retry), say)
+            follower = Follower(admin, opened, target.folder, lambda path: output.write(path, _pulled(target, retry)[0]), say)
             outcome = follower.follow(every, interrupts)
         except TrackerError as error:
             raise click.ClickException(printable(str(error))) from error
@@ -273,10 +272,9 @@ def report(target: Target, run: Path | None, out: Path | None) -> None:
         raise click.UsageError(f"there is no run of gem-train in {target.runs}: name a run's folder or a history file")
     path, what, page = report_on(folder, out)
     try:
-        output.write(path, page.encode(errors="replace"))
+        output.write_and_tell(path, page.encode(errors="replace"), what)
     except OSError as error:
         raise click.ClickException(f"can't write the report: {error}") from error
-    (print_error if output.is_standard_output(path) else say)(f"wrote {path}: {what}")
 
 
 @main.command(short_help="Exits with 0 if the server is healthy, else with 1.")

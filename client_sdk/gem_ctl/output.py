@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gem_api.process.logs import print_error
+from gem_api.process.progress import say
+
 
 def is_standard_output(out: Path) -> bool:
     """Whether this is "-", or a path to the file behind standard output, such as /dev/stdout."""
@@ -28,6 +31,12 @@ def write(out: Path, content: bytes) -> None:
         out.write_bytes(content)
     else:
         replace(Path(os.path.realpath(out)), lambda scratch: scratch.write_bytes(content))
+
+
+def write_and_tell(out: Path, content: bytes, what: str) -> None:
+    """As `write`, and then prints what was written: to standard error if standard output has the content. Raises OSError."""
+    write(out, content)
+    (print_error if is_standard_output(out) else say)(f"wrote {out}: {what}")
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:

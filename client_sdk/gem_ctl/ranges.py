@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gem_api.errors import GemError
@@ -57,18 +57,13 @@ class Peers:
         """
         for address in self._asked.keys() - set(leader.peers):
             self._asked.pop(address).close()
-        servers = [self._server(address) for address in leader.peers]
-        for server in servers:
-            server.ask(leader)
+        for address in leader.peers:
+            self._asked.setdefault(address, _Server(address, self._open_admin)).ask(leader)
+        servers = [self._asked[address] for address in leader.peers]
         until = time.monotonic() + patience
         for server in servers:
             server.answered.wait(max(0.0, until - time.monotonic()))
-        return [server.with_age(server.state(index, leader)) for index, server in enumerate(servers, 1)]
-
-    def _server(self, address: str) -> _Server:
-        if address not in self._asked:
-            self._asked[address] = _Server(address, self._open_admin)
-        return self._asked[address]
+        return [server.state(index, leader) for index, server in enumerate(servers, 1)]
 
     def __enter__(self) -> Peers:
         return self
@@ -111,11 +106,8 @@ class _Server:
         """The server's last known state, as the server of a range of the leader's run."""
         status = self._status
         trouble = self._why if status is None else _trouble(index, status, leader)
-        return RangeState(index, self._address, status if trouble else _with_the_runs_state(status, leader), trouble)
-
-    def with_age(self, state: RangeState) -> RangeState:
-        """The same state; if nothing else is wrong with it, its trouble says whether the server's data is too old."""
-        return replace(state, trouble=state.trouble or self._age)
+        shown = status if trouble else _with_the_runs_state(status, leader)
+        return RangeState(index, self._address, shown, trouble or self._age)
 
     def close(self) -> None:
         if self._admin is not None:

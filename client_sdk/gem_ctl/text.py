@@ -20,16 +20,8 @@ _SPARKS = 58  # characters of a curve at most, beside the label and the value th
 _BEFORE_SPARKS = 22
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
 _WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "pace", "share", "shards", "rejected", "via", "lease")
-_SPARE = (
-    "share",
-    "pace",
-    "shards",
-    "via",
-    "rejected",
-    "lease",
-    "loss",
-    "staleness",
-)  # left out on a narrow terminal, in this order
+# Left out on a narrow terminal, in this order.
+_SPARE = ("share", "pace", "shards", "via", "rejected", "lease", "loss", "staleness")
 
 
 def status(run: pb.GetStatusResponse, ranges: Sequence[str] = (), width: int = 80) -> str:
@@ -177,14 +169,11 @@ def checkpoint(status: pb.GetStatusResponse) -> str:
 def special(settings: Hyperparameters) -> dict[str, str]:
     """The hyper-parameters that differ from their defaults, beside rule and learning rate, by label."""
     shown = {}
-    unused = (
-        {"weight_decay", "local_momentum"} if settings.optimizer == "worker" else set()
-    )  # workers' optimizers have their own
+    own = {"weight_decay", "local_momentum"} if settings.optimizer == "worker" else set()  # of the workers' optimizers
     for name, declared in DECLARATIONS.items():
         value = getattr(settings, name)
-        if (
-            name not in unused and declared.status and value and value != DEFAULTS[name]
-        ):  # 0 or empty: an older server does not send it
+        sent = value and name not in own  # 0 or empty: an older server does not send it
+        if declared.status and sent and value != DEFAULTS[name]:
             label, form = declared.status
             shown[label] = form.format(written(settings).get(name, value) if name == "optimizer" else value)
     if changes := schedule(settings):
@@ -194,10 +183,8 @@ def special(settings: Hyperparameters) -> dict[str, str]:
 
 def schedule(settings: Hyperparameters) -> str:
     """The schedule of the learning rate; empty if it is constant, or if each worker has its own."""
-    if settings.optimizer == "worker":
-        return ""
-    shown = Schedule.of(settings)
-    return "" if str(shown) == "constant" else str(shown)
+    shown = str(Schedule.of(settings))
+    return "" if settings.optimizer == "worker" or shown == "constant" else shown
 
 
 def brief(seconds: float) -> str:

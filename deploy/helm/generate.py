@@ -76,20 +76,15 @@ def files() -> dict[Path, str]:
     return {CHART / "values.schema.json": values_schema(), CHART / "templates" / "_keys.tpl": keys()}
 
 
-def _differs(path: Path, text: str) -> bool:
-    return not path.exists() or path.read_text(encoding="utf-8") != text
-
-
 def main(arguments: list[str]) -> int:
-    changed = {path: text for path, text in files().items() if _differs(path, text)}
-    if arguments == ["--check"]:
-        for path in changed:
-            print(f"{path.name} does not list the commands' settings: run make settings", file=sys.stderr)
-        return int(bool(changed))
+    changed = {path: text for path, text in files().items() if text != path.read_text(encoding="utf-8")}
     for path, text in changed.items():
-        path.write_text(text, encoding="utf-8")
-        print(f"wrote {path.name}")
-    return 0
+        if arguments == ["--check"]:
+            print(f"{path.name} does not list the commands' settings: run make settings", file=sys.stderr)
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.name}")
+    return int(bool(changed) and arguments == ["--check"])
 
 
 if __name__ == "__main__":

@@ -191,30 +191,10 @@ class InvalidRequest(GemError):
     status = grpc.StatusCode.INVALID_ARGUMENT
 
 
-_TYPED: dict[str, type[GemError]] = {
-    pb.ErrorCode.Name(kind.code).removeprefix("ERROR_CODE_"): kind
-    for kind in (
-        Draining,
-        LeaseEnded,
-        SettingsDiffer,
-        Overloaded,
-        NotInitialized,
-        Superseded,
-        Quarantined,
-        CheckpointFailed,
-        LayoutMismatch,
-        IncompleteTransfer,
-        NonFiniteGradient,
-        NormOutOfBounds,
-        RuleFailed,
-        SequenceGap,
-        Unauthenticated,
-        PermissionDenied,
-        InvalidRequest,
-    )
+_BY_CODE: dict[int, type[GemError]] = {
+    kind.code: kind for kind in vars().copy().values() if isinstance(kind, type) and issubclass(kind, GemError) and kind.code
 }
-
-_BY_CODE: dict[int, type[GemError]] = {kind.code: kind for kind in _TYPED.values()}
+_TYPED = {pb.ErrorCode.Name(kind.code).removeprefix("ERROR_CODE_"): kind for kind in _BY_CODE.values()}
 
 # Statuses that gRPC itself raises: they lack the server's metadata. CANCELLED, UNKNOWN and INTERNAL also occur if a connection
 # or a server dies during a call. Resending is safe, because a commit is applied once per sequence.

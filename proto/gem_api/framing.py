@@ -117,11 +117,6 @@ def chunks(packed: Vector) -> Iterator[npt.NDArray[np.uint8]]:
         yield view[offset : offset + CHUNK_BYTES]
 
 
-def chunk_frames(packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-    """Generates the frames that carry `packed` (float32, shape (P,)); the first begins with `opening`."""
-    return framed(chunks(packed), opening)
-
-
 def framed(pieces: Iterable[npt.NDArray[np.uint8]], opening: bytes) -> Iterator[bytes]:
     """Generates the frames of an encoded buffer from its chunks, `pieces` (uint8, shape (n,)); the first has the `opening`."""
     offset = 0

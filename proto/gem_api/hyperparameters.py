@@ -258,10 +258,7 @@ def flag(name: str) -> str:
 
 def require_valid(name: str, value: Any) -> None:
     """Raises ValueError for a hyper-parameter of the wrong type or outside of its declared range."""
-    _require_valid(flag(name), value, DECLARATIONS[name].values, type(DEFAULTS[name]))
-
-
-def _require_valid(name: str, value: Any, allowed: Range | tuple[str, ...] | None, kind: type) -> None:
+    allowed, kind, name = DECLARATIONS[name].values, type(DEFAULTS[name]), flag(name)
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or isinstance(value, bool):
         raise ValueError(f"{name} must be of type {kind.__name__}, not {str(value)[:50]!r}")

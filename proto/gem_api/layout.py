@@ -49,14 +49,12 @@ class Tensor:
     Attributes:
         name: Unique in the layout.
         shape: In C order.
-        rate_factor: Its learning rate, as a share of the run's, from 0 to 1.
-        decays: Whether the run's weight decay applies to it.
+        group: Its training.
     """
 
     name: str
     shape: tuple[int, ...]
-    rate_factor: float = 1.0
-    decays: bool = True
+    group: Group = PLAIN
 
     @property
     def size(self) -> int:
@@ -75,9 +73,9 @@ class Tensor:
                 f"tensor {self.name!r} has shape {str(self.shape)[:100]}: "
                 f"at most {MAX_AXES} axes and {MAX_PARAMETERS} parameters are allowed"
             )
-        if not 0 <= self.rate_factor <= MAX_RATE_FACTOR:
+        if not 0 <= (factor := self.group.rate_factor) <= MAX_RATE_FACTOR:
             raise InvalidRequest(
-                f"tensor {self.name!r} has learning-rate factor {self.rate_factor}: it must lie in [0, {MAX_RATE_FACTOR:g}]"
+                f"tensor {self.name!r} has learning-rate factor {factor}: it must lie in [0, {MAX_RATE_FACTOR:g}]"
             )
 
 
@@ -133,7 +131,7 @@ class Layout:
         pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
         if unknown := sorted(groups.keys() - {name for name, _ in pairs}):
             raise InvalidRequest(f"parameter groups name tensors that the layout does not have: {', '.join(unknown[:5])}")
-        return cls(tuple(Tensor(name, tuple(map(int, shape)), *groups.get(name, PLAIN)) for name, shape in pairs))
+        return cls(tuple(Tensor(name, tuple(map(int, shape)), groups.get(name, PLAIN)) for name, shape in pairs))
 
     @classmethod
     def from_message(cls, message: pb.TensorLayout) -> Layout:
@@ -227,26 +225,24 @@ class Layout:
     @cached_property
     def factors(self) -> npt.NDArray[np.float32]:
         """float32, shape (pieces, 2): by what each piece's learning rate and weight decay are multiplied."""
-        pairs = [(piece.rate_factor, piece.decays) for piece in self.pieces]
-        return np.array(pairs, np.float32)
+        return np.array([piece.group for piece in self.pieces], np.float32)
 
     @cached_property
     def groups(self) -> dict[str, Group]:
         """The tensors that differ from `PLAIN`, by name."""
-        pairs = {tensor.name: Group(tensor.rate_factor, tensor.decays) for tensor in self.tensors}
-        return {name: group for name, group in pairs.items() if group != PLAIN}
+        return {tensor.name: tensor.group for tensor in self.tensors if tensor.group != PLAIN}
 
     @property
     def uniform(self) -> bool:
         """Whether all tensors have the run's learning rate."""
-        return all(tensor.rate_factor == 1 for tensor in self.tensors)
+        return all(tensor.group.rate_factor == 1 for tensor in self.tensors)
 
     @cached_property
     def fingerprint(self) -> bytes:
         """SHA-256 over UTF-8 lines "name NUL shape", shape as decimals joined by commas, and a last line "begin:end".
 
         A tensor with a learning rate of its own, or without weight decay, adds "NUL factor NUL 1 or 0" to its line."""
-        lines = [f"{tensor.name}\0{','.join(map(str, tensor.shape))}{_group(tensor)}\n" for tensor in self.tensors]
+        lines = [f"{each.name}\0{','.join(map(str, each.shape))}{_digested(each.group)}\n" for each in self.tensors]
         return hashlib.sha256("".join([*lines, f"{self.begin}:{self.end}\n"]).encode()).digest()
 
     def split(self, packed: Vector) -> dict[str, Vector]:
@@ -276,26 +272,31 @@ class Layout:
             return
         for ours, theirs in zip(self.tensors, other.tensors, strict=False):
             if ours != theirs:
-                if (ours.name, ours.shape) == (theirs.name, theirs.shape):
-                    raise LayoutMismatch(
-                        f"tensor {theirs.name!r} has {_in_words(theirs)}, but in this run {_in_words(ours)}: give all workers "
-                        "the same parameter groups"
-                    )
-                if ours.nameless != theirs.nameless:
-                    raise LayoutMismatch(
-                        f"tensor {theirs.name!r} does not match this run's {ours.name!r}: one of them is a position, not a "
-                        f"name. {NAME_TENSORS}"
-                    )
-                raise LayoutMismatch(
-                    f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape "
-                    f"{ours.shape}: start the worker with the run's model"
-                )
+                raise LayoutMismatch(_difference(ours, theirs))
         if self.tensors == other.tensors:
             raise LayoutMismatch(
                 f"the range [{other.begin}, {other.end}) of the model is not [{self.begin}, {self.end}): start all servers "
                 "with ranges of the same number, --range 0/N to N-1/N"
             )
         raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}")
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> str:
+    """The reason why a worker's tensor does not match the run's."""
+    if (ours.name, ours.shape) == (theirs.name, theirs.shape):
+        return (
+            f"tensor {theirs.name!r} has {_in_words(theirs.group)}, but in this run {_in_words(ours.group)}: give all workers "
+            "the same parameter groups"
+        )
+    if ours.nameless != theirs.nameless:
+        return (
+            f"tensor {theirs.name!r} does not match this run's {ours.name!r}: one of them is a position, not a name. "
+            f"{NAME_TENSORS}"
+        )
+    return (
+        f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape {ours.shape}: start "
+        "the worker with the run's model"
+    )
 
 
 def _require_distinct(names: Sequence[str]) -> None:
@@ -315,20 +316,19 @@ def _from_spec(spec: pb.TensorSpec) -> Tensor:
     """Without a factor on the wire it is 1."""
     factor = spec.rate_factor if spec.HasField("rate_factor") else 1.0
     shape = tuple(spec.shape[: MAX_AXES + 1])  # enough to see that there are too many
-    return Tensor(spec.name, shape, factor, not spec.no_weight_decay)
+    return Tensor(spec.name, shape, Group(factor, not spec.no_weight_decay))
 
 
 def _to_spec(tensor: Tensor) -> pb.TensorSpec:
-    spec = pb.TensorSpec(name=tensor.name, shape=tensor.shape, no_weight_decay=not tensor.decays)
-    if tensor.rate_factor != 1:
-        spec.rate_factor = tensor.rate_factor
-    return spec
+    factor, decays = tensor.group
+    return pb.TensorSpec(
+        name=tensor.name, shape=tensor.shape, rate_factor=None if factor == 1 else factor, no_weight_decay=not decays
+    )
 
 
-def _group(tensor: Tensor) -> str:
-    plain = tensor.rate_factor == 1 and tensor.decays
-    return "" if plain else f"\0{tensor.rate_factor!r}\0{tensor.decays:d}"
+def _digested(group: Group) -> str:
+    return "" if group == PLAIN else f"\0{group.rate_factor!r}\0{group.decays:d}"
 
 
-def _in_words(tensor: Tensor) -> str:
-    return f"learning-rate factor {tensor.rate_factor:g} and {'weight decay' if tensor.decays else 'no weight decay'}"
+def _in_words(group: Group) -> str:
+    return f"learning-rate factor {group.rate_factor:g} and {'weight decay' if group.decays else 'no weight decay'}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from gem_api.conversions import ByteArray
 
 
-class Encoder(Protocol):
-    """Encodes the gradients of one lease as frames."""
+class Encoder(ABC):
+    """Encodes the gradients of one lease."""
 
+    @abstractmethod
     def pieces(self, packed: Vector) -> Iterator[ByteArray]:
         """Generates the bytes of a gradient (float32, shape (P,)), at most CHUNK_BYTES at a time; the next may overwrite them.
 
@@ -40,9 +41,10 @@ class Encoder(Protocol):
 
     def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
         """Generates these bytes as gRPC's frames; the first begins with `opening`."""
+        return framed(self.pieces(packed), opening)
 
-    def applied(self) -> None:
-        """Call it when the last commit was applied, but not if it was rejected or lost."""
+    def applied(self) -> None:  # noqa: B027
+        """Call it when the last commit was applied, but not if it was rejected or lost. Most formats keep nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +78,12 @@ class Format(ABC):
         """Returns an encoder for the gradients (float32, shape (size,)) of one lease, after `prepare`."""
 
 
-class ThetaFormat(Format):
+class ThetaFormat(Format, Encoder):
     """A stateless format: it can carry θ as well as gradients, and is its own encoder."""
-
-    @abstractmethod
-    def pieces(self, packed: Vector) -> Iterator[ByteArray]:
-        """Generates the bytes of `packed` (float32, shape (P,)), at most CHUNK_BYTES at a time; the next may overwrite them."""
-
-    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        """Generates these bytes as gRPC's frames; the first begins with `opening`."""
-        return framed(self.pieces(packed), opening)
 
     def encoder(self, size: int) -> Encoder:
         self.prepare()
         return self
-
-    def applied(self) -> None:
-        """Does nothing: the format keeps no rounding error."""
 
 
 class Float32(ThetaFormat):
@@ -137,7 +128,7 @@ class Int8(Format):
         return FeedbackEncoder(size, self.packing)
 
 
-class FeedbackEncoder:
+class FeedbackEncoder(Encoder):
     """Encodes one lease's gradients g in int8 blocks, with error feedback: what is rounded off is added to the next commit.
 
     With a residual e, initially 0, it sends q = quantised(e + g). When that is applied, e ← e + g − q; until then e does not
@@ -162,10 +153,6 @@ class FeedbackEncoder:
         with self._lock:
             self._current = mine = object()
         return self._pieces(packed, mine)
-
-    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        """The same bytes as gRPC's frames; the first begins with `opening`."""
-        return framed(self.pieces(packed), opening)
 
     def applied(self) -> None:
         """Makes the rounding error of the last frames the new residual."""

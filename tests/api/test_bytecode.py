@@ -15,6 +15,7 @@ import gem_api
 import pytest
 from click.testing import CliRunner
 from gem_api.process.options import WithHeadings
+from kit.process import python
 
 PROGRAM = """
 from gem_api.process.lifetime import long_imports
@@ -26,9 +27,7 @@ HEADER = 16  # bytes of a .pyc file before the code
 
 
 def start(folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    environment.pop("PYTHONPYCACHEPREFIX", None)
-    return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, env=environment)
+    return python("-c", PROGRAM, PYTHONPATH=str(folder))
 
 
 @pytest.fixture
@@ -56,10 +55,8 @@ def test_a_module_that_all_commands_need_first_may_be_damaged_too(tmp_path: Path
     shutil.copytree(Path(gem_api.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     py_compile.compile(str(copy / "process" / "logs.py"))
     os.truncate(importlib.util.cache_from_source(str(copy / "process" / "logs.py")), HEADER + 9)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     program = "from gem_api.process.command import gem_server; gem_server()"
-    command = [sys.executable, "-c", program, "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    done = python("-c", program, "--version", PYTHONPATH=str(tmp_path))
     assert (done.returncode, "version" in done.stdout) == (0, True), done.stderr
     assert "is damaged: deleted it" in done.stderr
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gem_api.errors import IncompleteTransfer, InvalidRequest
-from gem_api.framing import Assembly, ChunkView, bytes_of, chunk_frame, empty, parse_frame
+from gem_api.framing import Assembly, ChunkView, bytes_of, chunk_frame, parse_frame
 from gem_api.v1 import tensors_pb2, training_pb2
 from google.protobuf.message import DecodeError, Message
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 STREAMED = [
@@ -92,12 +92,14 @@ def test_every_tensor_stream_of_the_contract_is_covered_here() -> None:
 # -- agreement with protobuf
 
 
+@settings(max_examples=40)
 @given(messages())
 def test_a_frame_means_what_protobuf_says(message: Message) -> None:
     frame = message.SerializeToString()
     assert by_us(frame, type(message)) == by_protobuf(frame, type(message))
 
 
+@settings(max_examples=60)
 @given(messages(), st.data())
 def test_a_damaged_frame_means_what_protobuf_says(message: Message, data: st.DataObject) -> None:
     frame = bytearray(message.SerializeToString())
@@ -177,18 +179,10 @@ def test_a_refused_chunk_leaves_the_place_open_for_the_right_one() -> None:
     assembly.add(view(0, 8))
     with pytest.raises(IncompleteTransfer):
         assembly.add(view(4, 8))
+    with pytest.raises(IncompleteTransfer, match="after 8 of 16 bytes"):
+        assembly.require_complete()
     assembly.add(view(8, 8))
     assembly.require_complete()
-
-
-@pytest.mark.parametrize("received", [0, 4, 12])
-def test_a_stream_that_ends_early_is_refused_with_what_is_missing(received: int) -> None:
-    assembly = Assembly(empty(4))
-    if received:
-        assembly.add(view(0, received))
-    assert not assembly.complete
-    with pytest.raises(IncompleteTransfer, match=f"after {received} of 16 bytes"):
-        assembly.require_complete()
 
 
 def test_the_bytes_of_an_array_are_not_copied() -> None:

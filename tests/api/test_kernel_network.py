@@ -36,15 +36,6 @@ def advice(folder: Path) -> dict[str, str]:
     return {setting.name.removeprefix("net.ipv4."): setting.advice for setting in kernel_settings(folder)}
 
 
-def test_what_an_untuned_machine_should_change(tmp_path: Path) -> None:
-    assert advice(system(tmp_path)) == {
-        "tcp_slow_start_after_idle": "0",
-        "tcp_congestion_control": "bbr, if round trips take more than about 1 ms",
-        "tcp_rmem": "",  # 6 MiB: 1.26 Gbit/s at 20 ms
-        "tcp_wmem": f"4096 16384 {ADVISED}",  # 4 MiB: 0.84 Gbit/s
-    }
-
-
 def test_a_tuned_machine_should_change_nothing(tmp_path: Path) -> None:
     tuned = {"tcp_slow_start_after_idle": "0", "tcp_congestion_control": "bbr", "tcp_wmem": "4096 16384 16777216"}
     assert set(advice(system(tmp_path, **tuned)).values()) == {""}
@@ -70,6 +61,7 @@ def test_a_buffer_is_judged_by_what_it_allows_a_far_connection(tmp_path: Path) -
 @pytest.mark.parametrize("changes", [{"tcp_rmem": "what?"}, {"tcp_rmem": ""}, {"tcp_rmem": "1 2"}])
 def test_what_the_system_does_not_have_or_writes_otherwise_is_left_out(changes: dict[str, str], tmp_path: Path) -> None:
     assert kernel_settings(tmp_path) == []
+    assert doctor.report(tmp_path).startswith("nothing to check")
     assert advice(system(tmp_path, **changes)).keys() == advice(tmp_path).keys() - {"tcp_rmem"}
     (tmp_path / "ipv4" / "tcp_slow_start_after_idle").unlink()
     assert "tcp_slow_start_after_idle" not in advice(tmp_path)
@@ -88,14 +80,10 @@ def test_the_command_shows_each_setting_its_value_the_advice_and_the_reason(
     assert [entry.partition(": ")[0] for entry in entries] == [
         "net.ipv4.tcp_slow_start_after_idle = 1 set it to 0",
         "net.ipv4.tcp_congestion_control = cubic set it to bbr, if round trips take more than about 1 ms",
-        "net.ipv4.tcp_rmem = 4096 131072 6291456 good",
-        f"net.ipv4.tcp_wmem = 4096 16384 4194304 set it to 4096 16384 {ADVISED}",
+        "net.ipv4.tcp_rmem = 4096 131072 6291456 good",  # 6 MiB: 1.26 Gbit/s at 20 ms
+        f"net.ipv4.tcp_wmem = 4096 16384 4194304 set it to 4096 16384 {ADVISED}",  # 4 MiB: 0.84 Gbit/s
     ]
     assert all(setting.why in entry for setting, entry in zip(kernel_settings(tmp_path), entries, strict=True))
-
-
-def test_on_another_system_the_command_says_that_there_is_nothing_to_check(tmp_path: Path) -> None:
-    assert doctor.report(tmp_path).startswith("nothing to check")
 
 
 # -- the server's log
@@ -104,9 +92,7 @@ def test_on_another_system_the_command_says_that_there_is_nothing_to_check(tmp_p
 @pytest.mark.parametrize(
     ("listen", "lane", "found", "named"),
     [
-        ("0.0.0.0:0", "127.0.0.1:0", [SLOW, GOOD], [["net.ipv4.tcp_slow_start_after_idle"]]),
         ("127.0.0.1:0", "0.0.0.0:0", [SLOW, GOOD], [["net.ipv4.tcp_slow_start_after_idle"]]),
-        ("127.0.0.1:0", "127.0.0.1:0", [SLOW, GOOD], []),
         ("127.0.0.1:0", "", [SLOW, GOOD], []),
         ("0.0.0.0:0", "0.0.0.0:0", [GOOD], []),
     ],

@@ -38,15 +38,10 @@ def test_a_prefix_is_written_as_the_contract_says(kind: Kind, payload: int) -> N
     assert opening(kind, header, payload) == prefix(kind=kind, header=len(body), payload=payload) + body
 
 
-def test_any_kind_of_memory_is_read() -> None:
-    data = prefix(header=7, payload=9)
+def test_any_kind_of_memory_is_read_and_a_reserved_field_is_for_later_versions() -> None:
+    data = prefix(header=MAX_HEADER_BYTES, payload=9, reserved=77)
     for seen in (data, bytearray(data), memoryview(data), memoryview(bytearray(data))):
-        assert lane.parse_prefix(seen) == (Kind.COMMIT, 7, 9)
-
-
-def test_a_reserved_field_is_for_later_versions() -> None:
-    """A client that sets it is understood as one that does not."""
-    assert lane.parse_prefix(prefix(reserved=77)) == (Kind.COMMIT, 0, 0)
+        assert lane.parse_prefix(seen) == (Kind.COMMIT, MAX_HEADER_BYTES, 9)
 
 
 # -- what is no message
@@ -58,13 +53,9 @@ def test_a_reserved_field_is_for_later_versions() -> None:
         (prefix(magic=b"GEMX"), "not a message of the lane"),
         (b"GET / HTTP/1.1\r\nHost: h\r", "not a message of the lane"),
         (bytes(PREFIX_BYTES), "not a message of the lane"),
-        (prefix(version=0), "version 0 .* this side has version 1"),
-        (prefix(version=2), "version 2"),
-        (prefix(kind=0), "unknown kind 0"),
+        (prefix(version=2), "version 2 .* this side has version 1"),
         (prefix(kind=7), "unknown kind 7"),
-        (prefix(kind=255), "unknown kind 255"),
         (prefix(header=MAX_HEADER_BYTES + 1), "header of 65537 bytes: at most 65536"),
-        (prefix(header=2**32 - 1), "header of 4294967295 bytes"),
     ],
 )
 def test_what_is_no_prefix_is_refused(data: bytes, said: str) -> None:
@@ -73,16 +64,12 @@ def test_what_is_no_prefix_is_refused(data: bytes, said: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_the_largest_header_is_allowed() -> None:
-    assert lane.parse_prefix(prefix(header=MAX_HEADER_BYTES)).header == MAX_HEADER_BYTES
-
-
-@pytest.mark.parametrize("bit", range(8 * PREFIX_BYTES))
-def test_a_prefix_with_any_bit_wrong_is_refused(bit: int) -> None:
-    data = bytearray(prefix(header=100, payload=10**9))
-    data[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(InvalidRequest):
-        lane.parse_prefix(data)
+def test_a_prefix_with_any_bit_wrong_is_refused() -> None:
+    for bit in range(8 * PREFIX_BYTES):
+        data = bytearray(prefix(header=100, payload=10**9))
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(InvalidRequest):
+            lane.parse_prefix(data)
 
 
 @given(st.binary(max_size=20), UINT64, st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**32 - 1))

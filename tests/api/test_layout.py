@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from gem_api import layout as layout_module
 from gem_api.errors import InvalidRequest, LayoutMismatch
-from gem_api.layout import MAX_AXES, MAX_PARAMETERS, MAX_TENSORS, Group, Layout, Tensor
+from gem_api.layout import MAX_AXES, MAX_TENSORS, Group, Layout, Tensor
 from gem_api.ranges import Range
 from gem_api.v1 import tensors_pb2 as pb
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.core import bits
 
@@ -23,9 +23,11 @@ LAYOUTS = (
     .filter(lambda shapes: any(0 not in shape for shape in shapes.values()))
     .map(Layout.of)
 )
+few = settings(max_examples=30)
 TWO = Layout.of({"weight": (2, 3), "bias": (3,)})
 
 
+@few
 @given(LAYOUTS)
 def test_a_layout_crosses_the_wire_unchanged(layout: Layout) -> None:
     received = Layout.from_message(pb.TensorLayout.FromString(layout.to_message().SerializeToString()))
@@ -33,6 +35,7 @@ def test_a_layout_crosses_the_wire_unchanged(layout: Layout) -> None:
     assert received.fingerprint == layout.fingerprint
 
 
+@few
 @given(LAYOUTS)
 def test_the_fingerprint_is_that_of_the_documented_text(layout: Layout) -> None:
     digest = hashlib.sha256()
@@ -49,6 +52,7 @@ def test_the_fingerprint_of_a_known_layout_never_changes() -> None:
     assert TWO.fingerprint.hex() == "79581e12aca2edcf15073c2d3b0e0a4fa2cb9c4f50c11cbf40a2d7040017f948"
 
 
+@few
 @given(LAYOUTS)
 def test_packing_and_splitting_are_inverse(layout: Layout) -> None:
     packed = np.arange(layout.size, dtype=np.float32)
@@ -58,15 +62,11 @@ def test_packing_and_splitting_are_inverse(layout: Layout) -> None:
     assert int(layout.offsets[-1]) == layout.size == sum(tensor.size for tensor in tensors.values())
 
 
-def test_split_gives_views() -> None:
-    packed = np.zeros(9, np.float32)
-    TWO.split(packed)["bias"][:] = 1
-    assert packed.tolist() == [0] * 6 + [1] * 3
-
-
 def test_the_packed_bytes_are_little_endian_float32_in_c_order() -> None:
     packed = TWO.pack({"bias": [7.0, 8.0, 9.0], "weight": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]}, np.empty(9, "<f4"))
     assert bits(packed) == struct.pack("<9f", 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    TWO.split(packed)["bias"][:] = 0
+    assert packed.tolist() == [1, 2, 3, 4, 5, 6, 0, 0, 0], "what is split are views"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,6 @@ def test_the_packed_bytes_are_little_endian_float32_in_c_order() -> None:
         ({"weight": np.zeros((2, 3))}, r"missing tensors: \['bias'\]"),
         ({"weight": np.zeros((2, 3)), "bias": np.zeros(3), "extra": 0}, r"unknown tensors: \['extra'\]"),
         ({"weight": np.zeros((3, 2)), "bias": np.zeros(3)}, r"'weight' has shape \(3, 2\)"),
-        ({"weight": np.zeros((2, 3)), "bias": np.zeros(())}, r"'bias' has shape \(\)"),
         ({"weight": np.zeros((2, 3), np.int64), "bias": np.zeros(3)}, r"'weight' has dtype int64: it must be a float type"),
         ({"weight": np.zeros((2, 3)), "bias": np.zeros(3, complex)}, r"'bias' has dtype complex128"),
     ],
@@ -106,13 +105,11 @@ def test_another_layout_is_refused_with_the_first_difference(other: Layout, why:
     [
         ([], "no tensors"),
         ([("", (1,))], "printable characters"),
-        ([("a\nb", (1,))], "printable characters"),
         ([("a\0b", (1,))], "printable characters"),
         ([("x" * 513, (1,))], "1 to 512 printable"),
         ([("__metadata__", (1,))], "safetensors"),
         ([("a", (1,)), ("b", (1,)), ("a", (2,))], "these occur twice: a"),
         ([("a", (0,)), ("b", (3, 0))], "0 parameters"),
-        ([("a", (MAX_PARAMETERS + 1,))], "parameters"),
         ([("a", (2**40, 2**40))], "parameters"),
     ],
 )

@@ -27,11 +27,6 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_the_contrast_is_that_of_the_guidelines() -> None:
-    assert contrast("#fff", "#000000") == pytest.approx(21)
-    assert contrast("#777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-
-
 def test_all_texts_and_lines_have_the_contrast_of_text_in_light_and_in_dark() -> None:
     light, dark = palettes()
     assert light.keys() == dark.keys()

@@ -35,13 +35,10 @@ def _no_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("rule", "gem", {"rule": "gem"}),
-        ("rule", "gem:kappa=2,snapshot=paper", {"rule": "gem", "kappa": 2.0, "snapshot": "paper"}),
         ("rule", "gem:proxy=adam,kappa=2,against=0.5", {"rule": "gem", "kappa": 2.0, "rule_options": "proxy=adam against=0.5"}),
         ("rule", "diloco:delay=8, eager=0.1", {"rule": "diloco", "rule_options": "delay=8 eager=0.1"}),
         ("rule", "my.rules:Clipped", {"rule": "my.rules:Clipped"}),
         ("rule", "my.rules:Clipped:bound=1,at=a:b", {"rule": "my.rules:Clipped", "rule_options": "bound=1 at=a:b"}),
-        ("rule", "my.rules:Own:kappa=2", {"rule": "my.rules:Own", "rule_options": "kappa=2"}),
         ("rule", {"name": "gem", "kappa": 2, "proxy": "adam"}, {"rule": "gem", "kappa": 2.0, "rule_options": "proxy=adam"}),
         ("rule", {"name": "a:B", "strict": True}, {"rule": "a:B", "rule_options": "strict=true"}),
         ("optimizer", "adamw:beta2=0.99", {"optimizer": "adamw", "optimizer_options": "beta2=0.99"}),
@@ -60,12 +57,10 @@ def test_a_name_and_its_settings_set_hyper_parameters(option: str, value: Any, e
     [
         ("rule", "gme:kappa=2", "unknown rule 'gme' (did you mean gem?): choose from gem, downpour"),
         ("rule", "gem:kappa", "the setting 'kappa' has no value: write gem:kappa=VALUE"),
-        ("rule", "gem:kappa=", "the setting 'kappa' has no value"),
         ("rule", "kappa=2", "'kappa=2' has no name: write NAME:KEY=VALUE"),
         ("rule", "gem:kappa=2,kappa=3", "the setting 'kappa' is given twice"),
         ("rule", "gem:kappa=-1", "--rule …:kappa must be greater than 0, not -1.0"),
         ("rule", "gem:kappa=much", "--rule …:kappa must be of type float, not 'much'"),
-        ("rule", "gem:momentum=nan", "--rule …:momentum must be at least 0 and less than 1, not nan"),
         ("rule", {"kappa": 2}, 'the table has no name: write rule = { name = "gem", KEY = VALUE }'),
         ("rule", {"name": "aeasgd", "alpha": "0.1 b=2"}, "one with a space or a comma"),
         ("schedule", "cosine:version=3",
@@ -119,8 +114,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
 
 def test_one_file_serves_all_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text(
-        'rule = { name = "gem", kappa = 2 }\nserver = "host:1"\ntask = "digits"\nworkers = 3\nworkers_per_process = 2\n'
+    file.write_text(  # as an editor on Windows does, with a byte order mark
+        '\ufeffrule = { name = "gem", kappa = 2 }\nserver = "host:1"\ntask = "digits"\nworkers = 3\nworkers_per_process = 2\n'
         'durability = "log"\ntimeout = 3\nevaluate_every = 9\noverlap = true\nmemory_limit = "8G"\n'
     )
     monkeypatch.setenv("GEM_CONFIG", str(file))
@@ -144,34 +139,22 @@ def test_gem_train_hands_settings_of_its_servers_over() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            "lerning_rate = 1",
-            "there is no setting 'lerning_rate' (did you mean learning_rate?); docs/settings.md lists them all",
-        ),
-        ("learning-rate = 1", "there is no setting 'learning-rate' (did you mean learning_rate?)"),
+        ("learning-rate = 1", "'learning-rate' (did you mean learning_rate?); docs/settings.md lists them all"),
         ("kappa = 2", 'kappa is a setting of rule: write rule = "gem:kappa=VALUE"'),
         ("decay_versions = 2", 'decay_versions is a setting of schedule: write schedule = "NAME:versions=VALUE"'),
         ("learning_rate = [1]", "learning_rate must be a text, a number, true or false"),
         ("task = { name = 1 }", "task must be a text, a number, true or false"),
         ("rule = { name = 'gem', kappa = -1 }", "--rule …:kappa must be greater than 0"),
-        ("learning_rate = 'fast'", "'fast' is not a valid number"),
         ("epochs = 1.5", "'1.5' is not a valid whole number"),
         ("epochs =", "Invalid value"),
         ("epochs = " + 3000 * "[" + 3000 * "]", "run.toml: its brackets are nested too deeply"),
     ],
 )
-@pytest.mark.parametrize("name", ["gem-server", "gem-train"])
-def test_a_wrong_file_is_one_line_that_names_it_or_the_key(name: str, content: str, said: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_one_line_that_names_it_or_the_key(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(content + "\n")
-    result = CliRunner().invoke(COMMANDS[name], ["--config", str(tmp_path / "run.toml")])
-    assert result.exit_code == 2
-    assert said in result.stderr.splitlines()[-1]
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("epochs = 7\n", encoding="utf-8-sig")
-    with server.make_context("gem-server", ["--config", str(tmp_path / "run.toml")]) as context:
-        assert context.params["epochs"] == 7
+    for command in (server, train):
+        result = CliRunner().invoke(command, ["--config", str(tmp_path / "run.toml")])
+        assert (result.exit_code, said in result.stderr.splitlines()[-1]) == (2, True), result.stderr
 
 
 # -- options
@@ -187,7 +170,6 @@ def test_there_are_few_options() -> None:
     [
         ("gem-server", "--kappa", "--kappa is a setting of --rule: write --rule gem:kappa=VALUE"),
         ("gem-server", "--rule-options", "--rule-options is a setting of --rule: write --rule NAME:KEY=VALUE"),
-        ("gem-train", "--optimizer-options", "is a setting of --optimizer: write --optimizer NAME:KEY=VALUE"),
         ("gem-train", "--decay-versions", "--decay-versions is a setting of --schedule: write --schedule NAME:versions=VALUE"),
         ("gem-server", "--memory-limit", "--memory-limit is not an option: set memory_limit in the file of --config, or "
          "GEM_MEMORY_LIMIT"),
@@ -204,7 +186,6 @@ def test_an_option_that_is_a_setting_now_is_refused_with_what_to_write(name: str
     ("variable", "said"),
     [
         ("GEM_KAPPA", "GEM_KAPPA is a setting of --rule: write GEM_RULE=gem:kappa=VALUE"),
-        ("GEM_RULE_OPTIONS", "GEM_RULE_OPTIONS is a setting of --rule: write GEM_RULE=NAME:KEY=VALUE"),
         ("GEM_DECAY_VERSIONS", "GEM_DECAY_VERSIONS is a setting of --schedule: write GEM_SCHEDULE=NAME:versions=VALUE"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from gem_api.process.lifetime import ending_signals, signals_interrupt
+from kit.process import python
 
 SETTLED = """
 import json, os, signal, subprocess, sys
@@ -59,9 +60,7 @@ def test_a_working_directory_that_was_removed_is_one_line(tmp_path: Path) -> Non
 @pytest.mark.long
 def test_text_that_a_streams_encoding_lacks_is_escaped() -> None:
     program = "from gem_api.process.surroundings import settle; settle(); print('\\u03c0')"
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "\\u03c0\n"
+    assert python("-c", program, PYTHONIOENCODING="ascii").stdout == "\\u03c0\n"
 
 
 @pytest.fixture

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from gem_api import wire
 from gem_api.errors import IncompleteTransfer, InvalidRequest
-from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, Packing, chunk_frames, empty, parse_frame
+from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, Packing, empty, parse_frame
 from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2, training_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.core import bits
+from kit.process import python
 
 FORMATS = wire.WIRE_FORMATS
 PER_CHUNK = {"float32": 262_144, "bfloat16": 524_288, "int8": 1_032_192}  # elements
@@ -35,14 +34,10 @@ def ones(size: int) -> Vector:
 # -- which formats there are
 
 
-def test_every_dtype_of_the_contract_has_a_format() -> None:
+def test_every_dtype_of_the_contract_has_a_format_which_is_found_by_its_name_too() -> None:
     stated = set(tensors_pb2.WireDtype.values()) - {tensors_pb2.WIRE_DTYPE_UNSPECIFIED}
     assert {known.dtype for known in FORMATS.values()} == stated
-
-
-@every_format
-def test_a_format_is_found_by_its_name_and_by_its_dtype(name: str) -> None:
-    assert wire.wire_format(name) is wire.wire_format(int(FORMATS[name].dtype)) is FORMATS[name]
+    assert all(wire.wire_format(name) is wire.wire_format(int(known.dtype)) is known for name, known in FORMATS.items())
 
 
 @pytest.mark.parametrize("which", ["float16", "", 0, 4, -1])
@@ -69,7 +64,7 @@ def test_float32_does_without_numba() -> None:
         wire.BFLOAT16.prepare()
         print("numba" in sys.modules)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python("-c", code)
     assert done.stdout == "False\nTrue\n", done.stderr
 
 
@@ -78,7 +73,7 @@ def test_float32_does_without_numba() -> None:
 
 @every_format
 def test_a_buffer_arrives_in_chunks_that_cover_it(name: str) -> None:
-    for chunks, more in product([0, 1, 2], [-257, -256, -1, 0, 1, 255, 256, 257]):
+    for chunks, more in product([0, 1, 2], [-257, -1, 0, 1, 256]):
         size = chunks * PER_CHUNK[name] + more
         _require_covered(name, size if size > 0 else 300 + more)  # else around the first block's border
 
@@ -96,11 +91,6 @@ def _require_covered(name: str, size: int) -> None:
     assert sum(len(piece.data) for piece in pieces) == FORMATS[name].nbytes(size)
     assert all(len(piece.data) <= CHUNK_BYTES for piece in pieces)
     assert bits(received) == bits(sent)
-
-
-@pytest.mark.parametrize(("name", "bytes_"), [("float32", 2052), ("bfloat16", 1026), ("int8", 525)])
-def test_the_bytes_of_513_elements(name: str, bytes_: int) -> None:
-    assert FORMATS[name].nbytes(513) == bytes_
 
 
 @every_format
@@ -157,11 +147,6 @@ def test_a_format_for_a_whole_theta_remembers_nothing(fmt: wire.ThetaFormat) -> 
     assert list(encoder.frames(theta)) == first == list(fmt.frames(theta))
 
 
-def test_float32_is_framed_as_ever() -> None:
-    values = np.random.default_rng(4).normal(size=PER_CHUNK["float32"] + 1).astype("<f4")
-    assert list(wire.FLOAT32.frames(values)) == list(chunk_frames(values))
-
-
 @every_format
 def test_values_that_are_only_to_be_read_can_be_sent(name: str) -> None:
     values = np.frombuffer(ones(300).tobytes(), "<f4")
@@ -178,39 +163,21 @@ def view(offset: int, size: int) -> ChunkView:
 
 # 600 elements: 2,400 bytes of float32; 1,200 of bfloat16; of int8 two whole blocks of 260 bytes and one of 92.
 REFUSED = {
-    "float32": {
-        "cuts an element": ([view(0, 6)], "the chunk has 6 bytes: .*a multiple of 4"),
-        "overlaps the one before": ([view(0, 8), view(4, 8)], "byte 8 was expected"),
-        "leaves a gap": ([view(0, 8), view(12, 4)], "byte 8 was expected"),
-        "begins far beyond the end": ([view(0, 8), view(2**63, 4)], "byte 8 was expected"),
-        "runs over the end": ([view(0, 2392), view(2392, 12)], "exceeds the buffer's 2400 bytes"),
-        "comes after the end": ([view(0, 2400), view(2400, 4)], "exceeds the buffer"),
-        "is empty": ([view(0, 0)], "0 bytes"),
-        "is too large": ([view(0, CHUNK_BYTES + 4)], f"{CHUNK_BYTES + 4} bytes"),
-    },
-    "bfloat16": {
-        "cuts an element": ([view(0, 3)], "the chunk has 3 bytes: .*a multiple of 2"),
-        "cuts the last element": ([view(0, 1198), view(1198, 1)], "the chunk has 1 bytes"),
-        "runs over": ([view(0, 1198), view(1198, 4)], "exceeds the buffer's 1200 bytes"),
-        "counts float32's bytes": ([view(0, 2400)], "exceeds the buffer"),
-        "is too large": ([view(0, CHUNK_BYTES + 2)], f"{CHUNK_BYTES + 2} bytes"),
-    },
-    "int8": {
-        "cuts a block": ([view(0, 100)], "the chunk has 100 bytes: .*a multiple of 260 or the rest of the buffer"),
-        "cuts a block's scale": ([view(0, 262)], "the chunk has 262 bytes"),
-        "cuts the last block": ([view(0, 520), view(520, 91)], "the chunk has 91 bytes"),
-        "brings the last block too early": ([view(0, 260), view(260, 92)], "the chunk has 92 bytes"),
-        "ends in the right place but begins too late": ([view(0, 260), view(520, 92)], "byte 260 was expected"),
-        "runs over the last block": ([view(0, 520), view(520, 260)], "exceeds the buffer's 612 bytes"),
-        "is empty at the end": ([view(0, 612), view(612, 0)], "0 bytes"),
-        "is too large": ([view(0, 260 * 4033)], f"{260 * 4033} bytes"),
-    },
+    "cuts an element": ("bfloat16", [view(0, 3)], "the chunk has 3 bytes: .*a multiple of 2"),
+    "cuts a block": ("int8", [view(0, 100)], "the chunk has 100 bytes: .*a multiple of 260 or the rest of the buffer"),
+    "overlaps the one before": ("float32", [view(0, 8), view(4, 8)], "byte 8 was expected"),
+    "begins far beyond the end": ("float32", [view(0, 8), view(2**63, 4)], "byte 8 was expected"),
+    "runs over the end": ("float32", [view(0, 2392), view(2392, 12)], "exceeds the buffer's 2400 bytes"),
+    "runs over the last block": ("int8", [view(0, 520), view(520, 260)], "exceeds the buffer's 612 bytes"),
+    "counts float32's bytes": ("bfloat16", [view(0, 2400)], "exceeds the buffer"),
+    "is empty at the end": ("int8", [view(0, 612), view(612, 0)], "0 bytes"),
+    "is too large": ("int8", [view(0, 260 * 4033)], f"{260 * 4033} bytes"),
 }
 
 
-@pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in REFUSED.items() for case in cases])
-def test_a_chunk_is_refused_and_writes_nothing_where_it(name: str, case: str) -> None:
-    chunks, why = REFUSED[name][case]
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_chunk_is_refused_and_writes_nothing_where_it(case: str) -> None:
+    name, chunks, why = REFUSED[case]
     memory = np.zeros(800, np.float32)
     assembly = FORMATS[name].assembly(memory[100:700])
     for chunk in chunks[:-1]:
@@ -219,8 +186,6 @@ def test_a_chunk_is_refused_and_writes_nothing_where_it(name: str, case: str) ->
     with pytest.raises(IncompleteTransfer, match=why):
         assembly.add(chunks[-1])
     assert bits(memory) == before
-    assert not memory[:100].any()
-    assert not memory[700:].any()
 
 
 @given(

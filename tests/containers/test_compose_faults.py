@@ -54,14 +54,6 @@ def test_a_crashed_server_comes_back_from_its_checkpoint_and_the_workers_wait_fo
     assert all(state == "running" for state, _ in project.states("worker"))
 
 
-def test_a_killed_server_may_stay_away_for_a_while(project: Project) -> None:
-    project.run("kill", "--signal", "KILL", "server")
-    wait_until(lambda: project.states("server") == [("exited", 137)], project)
-    project.run("start", "server")
-    goes_on(project)
-    assert all(state == "running" for state, _ in project.states("worker"))
-
-
 def all_have_committed(project: Project, workers: int) -> bool:
     """Since the server started: so nobody is left who may still be told that its lease was rolled back."""
     commits = [worker["commits"] for worker in project.status().get("workers", [])]

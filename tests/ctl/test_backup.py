@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,13 @@ from gem_api.checkpoint import TENSORS
 from gem_api.errors import CheckpointFailed, GemError
 from gem_client import Admin, connect
 from gem_ctl.backups import backup
-from gem_ctl.backups.backup import RangeCheckpoint
+from gem_ctl.backups.backup import Arriving
 from gem_ctl.backups.restore import restore
 from gem_ctl.backups.stores import BackupFailed, Folder, open_store
 from gem_ctl.cli import main
 from gem_server.durability.checkpoint import read_state
 from kit.model import GRADIENT, PLAIN, model, theta, version
+from kit.process import python
 from kit.raw_ranges import commit_all, serving_ranges
 from kit.server import Live, config, serving
 
@@ -101,7 +103,7 @@ def pieces(path: Path) -> Iterator[tuple[str, bytes]]:
         yield from ((name, content[at : at + 1000]) for at in range(0, len(content), 1000))
 
 
-def received(path: Path, index: int | None = None, sha256: bytes | None = None) -> RangeCheckpoint:
+def received(path: Path, index: int | None = None, sha256: bytes | None = None) -> Arriving:
     known = sha256 or hashlib.sha256((path / "state.json").read_bytes()).digest()
     return backup.received(str(path), known, index, pieces(path))
 
@@ -250,16 +252,18 @@ def test_a_store_that_keeps_other_bytes_is_noticed(name: str, written: Path, tmp
 
 @pytest.mark.parametrize(
     ("files", "why"),
-    [(("model.safetensors",), "did not send workers.safetensors"), ((*TENSORS, "evil"), "'evil' that is not of a checkpoint"),
-     (("../model.safetensors",), "is not of a checkpoint"), ((*TENSORS, "model.safetensors"), "is not of a checkpoint")],
-)  # fmt: skip
+    [
+        (("model.safetensors",), "did not send workers.safetensors"),
+        (("../model.safetensors",), "is not of a checkpoint"),
+        ((*TENSORS, "model.safetensors"), "'model.safetensors' that is not of a checkpoint"),
+    ],
+)
 def test_a_server_that_sends_other_files_leaves_no_backup(
     files: tuple[str, ...], why: str, written: Path, tmp_path: Path
 ) -> None:
-    each = received(written)
-    each.pieces = iter([(name, (written / name).read_bytes() if (written / name).exists() else b"") for name in files])
+    pieces = [(name, (written / name).read_bytes() if (written / name).exists() else b"") for name in files]
     with pytest.raises(BackupFailed, match=why):
-        backup.write(Folder(tmp_path), NAME, [each])
+        backup.write(Folder(tmp_path), NAME, [replace(received(written), files=groupby(pieces, itemgetter(0)))])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -406,15 +410,13 @@ def test_a_folder_that_can_not_be_made_is_one_line_and_no_checkpoint_is_written(
 @pytest.mark.parametrize(
     ("url", "hidden", "said"),
     [
-        ("s3://bucket/run", "fsspec", 's3:// needs fsspec, which is not installed: pip install ".[s3]"'),
         ("s3://bucket/run", "s3fs", 's3:// needs s3fs, which is not installed: pip install ".[s3]"'),
         ("gs://bucket/run", "gcsfs", "gs:// needs a library of fsspec that is not installed: Please install gcsfs"),
-        ("foo://bucket/run", "foo", "can't open foo://bucket/run: Protocol not known: foo"),
     ],
 )
 def test_what_is_missing_for_an_object_store_is_said(url: str, hidden: str, said: str) -> None:
     """In a process of its own, because fsspec remembers what was imported."""
     pytest.importorskip("fsspec")
     code = f"import sys; sys.modules[{hidden!r}] = None; from gem_ctl.backups.stores import open_store; open_store({url!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python("-c", code)
     assert f"gem_ctl.backups.stores.BackupFailed: {said}" in done.stderr

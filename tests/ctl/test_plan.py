@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from gem_api.framing import chunk_frames, empty
+from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import Range
 from gem_api.region import create_region
 from gem_api.rules import OPTIMIZERS, PROXIES, RULES
-from gem_ctl.amounts import Count
+from gem_api.wire import FLOAT32
+from gem_ctl.amounts import parameters
 from gem_ctl.cli import main
-from gem_ctl.planning.plan import PROCESS_BYTES, Costs, Setup, plan, server_seconds
+from gem_ctl.planning.plan import PROCESS_BYTES, Costs, Setup, plan
 from kit.core import make_core, start
 
 P = 5_000
@@ -32,35 +33,34 @@ def test_the_memory_of_a_worker_is_what_the_core_holds_for_it(rule: str, overlap
     assert plan(replace(SETUP, rule=rule, overlap=overlap)).worker_bytes == lease.nbytes
 
 
+KINDS = [
+    *((rule, "momentum", "sgd") for rule in RULES),
+    *(("gem", proxy, "sgd") for proxy in PROXIES),
+    *((rule, "momentum", optimizer) for rule, row in RULES.items() if row.optimizers for optimizer in OPTIMIZERS),
+]
+
+
 @pytest.mark.parametrize("logged", [False, True])
-@pytest.mark.parametrize(("rule", "proxy"), [*((rule, "momentum") for rule in RULES), *(("gem", proxy) for proxy in PROXIES)])
-def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(rule: str, proxy: str, logged: bool) -> None:
-    core = make_core(Hyperparameters(rule=rule, rule_options=f"proxy={proxy}" if rule == "gem" else ""), logged=logged)
+@pytest.mark.parametrize(("rule", "proxy", "optimizer"), KINDS)
+def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(
+    rule: str, proxy: str, optimizer: str, logged: bool
+) -> None:
+    options = "" if proxy == "momentum" else f"proxy={proxy}"
+    core = make_core(Hyperparameters(rule=rule, rule_options=options, optimizer=optimizer), logged=logged)
     (ann,) = start(core, ["ann"], LAYOUT)
     lease = core.leases.get(ann)
     region, descriptor = create_region(P)
     os.close(descriptor)
     core.memory.reserve_region()
     core.adopt_region(lease, region)
-    planned = plan(
-        replace(SETUP, workers=1, rule=rule, proxy=proxy, shared_memory=True, durability="log" if logged else "snapshot")
-    )
+    kind = {"rule": rule, "proxy": proxy, "optimizer": optimizer, "durability": "log" if logged else "snapshot"}
+    planned = plan(replace(SETUP, workers=1, shared_memory=True, **kind))  # type: ignore[arg-type]
     assert 0 <= planned.worker_bytes - lease.nbytes < 3 * 4096
     assert 0 <= planned.server_bytes - PROCESS_BYTES - core.memory.held < 3 * 4096
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("rule", [name for name, row in RULES.items() if row.optimizers])
-def test_the_memory_of_an_optimizer_is_what_the_core_holds(rule: str, optimizer: str) -> None:
-    core = make_core(Hyperparameters(rule=rule, optimizer=optimizer))
-    (ann,) = start(core, ["ann"], LAYOUT)
-    planned = plan(replace(SETUP, workers=1, rule=rule, optimizer=optimizer))
-    assert planned.worker_bytes == core.leases.get(ann).nbytes
-    assert planned.server_bytes - PROCESS_BYTES == core.memory.held
-
-
 def test_the_bytes_of_a_commit_are_those_of_its_chunks_both_ways() -> None:
-    framed = sum(map(len, chunk_frames(empty(P))))
+    framed = sum(map(len, FLOAT32.frames(empty(P))))
     assert 0 <= 2 * framed - plan(SETUP).commit_bytes < 50
     halves = plan(replace(SETUP, gradient_dtype="bfloat16", theta_dtype="bfloat16"))
     assert halves.commit_bytes == plan(SETUP).commit_bytes / 2
@@ -73,23 +73,18 @@ def test_the_rate_grows_with_the_workers_until_the_server_is_full() -> None:
     assert (full.commits_per_second, full.load) == pytest.approx((1 / full.server_seconds, 1))
     at = plan(replace(SETUP, workers=round(full.full_at)), COSTS)
     assert at.load == pytest.approx(1, rel=0.1)
-
-
-def test_a_worker_that_overlaps_waits_for_the_longer_of_the_two() -> None:
-    assert plan(replace(SETUP, overlap=True), COSTS).commits_per_second == pytest.approx(3 / 0.1)
+    longer = plan(replace(SETUP, overlap=True), COSTS)
+    assert longer.commits_per_second == pytest.approx(3 / 0.1), "a worker that overlaps waits for the longer of the two"
+    once = plan(replace(SETUP, local_steps=4), COSTS)
+    assert once.commits_per_second == pytest.approx(3 / (4 * 0.1 + few.server_seconds)), "one commit for all its steps"
 
 
 @pytest.mark.parametrize(
-    ("size", "parameters"),
+    ("size", "count"),
     [("124M", 124_000_000), ("124m", 124_000_000), ("1B", 10**9), ("1.5b", 1_500_000_000), ("1G", 10**9)],
 )
-def test_sizes_are_written_as_people_write_them(size: str, parameters: int) -> None:
-    assert Count().convert(size, None, None) == parameters
-
-
-def test_a_worker_with_local_steps_commits_once_for_all_of_them() -> None:
-    few, seconds = plan(replace(SETUP, local_steps=4), COSTS), plan(SETUP, COSTS).server_seconds
-    assert few.commits_per_second == pytest.approx(3 / (4 * 0.1 + seconds))
+def test_sizes_are_written_as_people_write_them(size: str, count: int) -> None:
+    assert parameters(size) == count
 
 
 # -- several servers
@@ -146,8 +141,3 @@ def test_one_server_is_planned_as_before() -> None:
 )
 def test_what_several_servers_can_not_do_is_refused_as_by_the_server(options: list[str], why: str) -> None:
     assert why in run_plan("--servers", "2", *options)
-
-
-def test_the_time_of_a_server_is_shared_memorys_too() -> None:
-    near = replace(SETUP, shared_memory=True, servers=2)
-    assert server_seconds(near, COSTS) == pytest.approx(COSTS.by_reference + COSTS.parameter * P / 2)

@@ -1,54 +1,20 @@
-"""What gem-ctl plan simulates: cases worked out by hand, and an oracle that has an event for everything."""
+"""What gem-ctl plan simulates, beside an oracle that has an event for everything."""
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
-from dataclasses import replace
-from itertools import pairwise
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
-from gem_ctl.planning.events import Network, Times, Trace, simulate
+from gem_ctl.planning.events import Network, Times, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-SETTLED = slice(-60, None)  # commits after the beginning
 
 
 def fixed(compute: list[float], server: float, **others: Any) -> Times:
     return Times(np.array(compute), server, **others)
-
-
-def settled(times: Times, commits: int = 300) -> Trace:
-    """The last commits of a simulation. Of times without spread, they repeat themselves."""
-    trace = simulate(times, commits)
-    return Trace(*(column[SETTLED] for column in vars(trace).values()))
-
-
-def test_two_workers_that_fill_the_server_wait_for_each_other() -> None:
-    """A cycle of 6 seconds: 1 for the gradient, 3 in the server, and 2 in the queue, until the other one is served."""
-    trace = settled(fixed([1.0, 1.0], 3.0))
-    assert np.diff(trace.applied) == pytest.approx(3.0)
-    assert trace.started - trace.arrived == pytest.approx(2.0)
-    assert set(trace.staleness) == {1}
-
-
-def test_a_slow_worker_is_as_stale_as_the_fast_one_is_faster() -> None:
-    """The fast worker commits every 2 seconds, the slow one every 8: four commits of the one for each of the other. So the slow
-    one's are 4 versions old, and of four of the fast one's, one is 1 version old."""
-    trace = settled(fixed([1.0, 7.0], 1.0))
-    assert Counter(trace.staleness.tolist()) == {0: 36, 1: 12, 4: 12}
-    assert Counter(trace.worker.tolist()) == {0: 48, 1: 12}
-
-
-def test_the_network_delays_a_commit_both_ways_but_does_not_keep_the_server_busy() -> None:
-    way = Network(worker=0.5, server=0.1, latency=0.25)
-    trace = settled(fixed([1.0], 1.0, up=way, down=way))
-    assert np.diff(trace.applied) == pytest.approx(1.0 + 1.0 + 2 * (0.5 + 0.25))
-    assert trace.arrived - trace.sent == pytest.approx(0.75)
-    assert trace.applied - trace.started == pytest.approx(1.0)
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
@@ -85,30 +51,11 @@ all_times = st.builds(
 def test_the_trace_is_that_of_an_oracle_with_an_event_for_everything(times: Times, seed: int) -> None:
     trace = simulate(times, 80, seed)
     expected = oracle(times, 80, seed)
+    assert np.all(trace.arrived <= trace.started)
+    assert trace.applied - trace.started == pytest.approx(times.server)
     assert trace.worker.tolist() == [worker for worker, _, _ in expected]
     assert trace.staleness.tolist() == [staleness for _, staleness, _ in expected]
     assert trace.applied == pytest.approx([applied for _, _, applied in expected])
-
-
-@settings(max_examples=60, deadline=None)
-@given(all_times, st.floats(0, 1))
-def test_every_commit_is_applied_once_in_order_and_after_it_was_sent(times: Times, spread: float) -> None:
-    trace = simulate(replace(times, spread=spread), 200)
-    ordered = (trace.sent, trace.arrived, trace.started, trace.applied, trace.answered)
-    assert all(np.all(np.diff(column) >= 0) for column in ordered), "first come, first served"
-    assert all(np.all(before <= after) for before, after in pairwise(ordered))
-    assert np.all(trace.staleness >= 0)
-    for worker in set(trace.worker.tolist()):
-        of = trace.worker == worker
-        assert np.all(trace.answered[of][:-1] <= trace.sent[of][1:]), "a worker has one commit under way"
-        if not times.overlap:
-            own = np.flatnonzero(of)
-            assert trace.staleness[of].tolist() == expected_staleness(own)
-
-
-def expected_staleness(own: Any) -> list[int]:
-    """τ of the commits that a worker made as commit number `own` of all: the commits of others since its last."""
-    return [int(own[0]), *(np.diff(own) - 1).tolist()]
 
 
 def oracle(times: Times, commits: int, seed: int) -> list[tuple[int, int, float]]:

@@ -57,16 +57,7 @@ def test_two_workers_in_a_full_server() -> None:
     assert (two.staleness.mean, two.staleness.max) == (1, 1)
 
 
-def test_of_a_saturated_server_all_but_one_worker_wait() -> None:
-    many = fixed(50, 10.0)
-    assert many.commits_per_second == pytest.approx(1.0)
-    assert many.load == pytest.approx(1.0)
-    assert set(vars(many.staleness).values()) == {49}
-    assert many.wait == pytest.approx(50 - 10 - 1)
-    assert many.queue_mean == pytest.approx(39)
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(2, 40), st.floats(0, 0.5), st.floats(0, 1), st.floats(0.2, 20), st.integers(0, 9))
 def test_the_mean_staleness_is_the_number_of_the_other_workers(
     workers: int, compute: float, spread: float, factor: float, seed: int
@@ -77,7 +68,7 @@ def test_the_mean_staleness_is_the_number_of_the_other_workers(
     assert of.staleness.mean == pytest.approx(workers - 1, rel=0.02)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(1, 60), st.floats(0, 0.5), st.floats(0, 1), st.booleans(), st.integers(1, 3))
 def test_no_simulation_is_faster_than_the_closed_form(
     workers: int, compute: float, spread: float, overlap: bool, servers: int
@@ -103,27 +94,14 @@ SETUPS = [
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-@pytest.mark.parametrize("spread", [0.0, 0.1])
-@pytest.mark.parametrize("fraction", [0.1, 0.3, 2, 10])
-def test_the_simulation_agrees_with_the_closed_form_far_from_saturation(setup: Setup, spread: float, fraction: float) -> None:
+@pytest.mark.parametrize("fraction", [0.3, 10])
+def test_the_simulation_agrees_with_the_closed_form_far_from_saturation(setup: Setup, fraction: float) -> None:
     workers = max(1, round(fraction * plan(setup, COSTS).full_at))
     planned = plan(replace(setup, workers=workers), COSTS)
-    of = simulated(replace(setup, workers=workers), spread=spread)
+    of = simulated(replace(setup, workers=workers), spread=0.1)
     assert of.commits_per_second == pytest.approx(planned.commits_per_second, rel=0.03)
     assert of.load == pytest.approx(planned.load, rel=0.03)
     assert of.server_bytes == planned.server_bytes
-
-
-def test_near_saturation_workers_wait_for_each_other_unlike_in_the_closed_form() -> None:
-    near = replace(SETUP, workers=round(plan(SETUP, COSTS).full_at))
-    assert simulated(near, spread=0.0).commits_per_second == pytest.approx(plan(near, COSTS).commits_per_second, rel=0.02)
-    assert simulated(near, spread=0.1).commits_per_second < 0.97 * plan(near, COSTS).commits_per_second
-    assert simulated(near, spread=1.0).commits_per_second < 0.9 * plan(near, COSTS).commits_per_second
-
-
-def test_slow_workers_are_unknown_to_the_closed_form() -> None:
-    setup = replace(SETUP, workers=4)
-    assert simulated(setup, slow=(Slow(0.5, 10.0),)).commits_per_second < 0.65 * plan(setup, COSTS).commits_per_second
 
 
 def test_the_sum_of_local_steps_varies_less_than_each_step() -> None:
@@ -136,8 +114,8 @@ def test_the_sum_of_local_steps_varies_less_than_each_step() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {}, {"spread": 1.0}, {"slow": (Slow(0.5, 10.0),)}, {"latency": 0.05}, {"bandwidth": 2e6}, {"setup": SETUPS[1]},
-        {"setup": SETUPS[2]}, {"setup": SETUPS[5]},
+        {"spread": 1.0}, {"slow": (Slow(0.5, 10.0),)}, {"latency": 0.05, "setup": SETUPS[2]},
+        {"bandwidth": 2e6, "setup": SETUPS[5]},
     ],
     ids=str,
 )  # fmt: skip
@@ -186,7 +164,7 @@ def test_slow_workers_are_more_stale_and_commit_less() -> None:
 
 
 def test_a_simulation_that_is_too_short_for_the_slowest_says_so() -> None:
-    scenario = Scenario(replace(SETUP, workers=100), COSTS, slow=(Slow(0.01, 1000.0),))
+    scenario = Scenario(replace(SETUP, workers=100), COSTS, slow=(Slow(0.01, 100.0),))
     assert not outcome(scenario, max_commits=1000).settled
     assert outcome(scenario).settled
 

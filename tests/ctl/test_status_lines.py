@@ -58,3 +58,39 @@ def test_the_values_of_all_labels_begin_in_one_column() -> None:
 def test_status_says_what_a_new_run_waits_for_and_for_how_long(start: pb.Start, workers: int, said: str) -> None:
     run = pb.GetStatusResponse(start=start, worker_count=workers)
     assert f"begins      {said}" in text.status(run).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown", "missing"),
+    [
+        (
+            Hyperparameters(
+                rule="diloco", rule_options="delay=2 eager=0.1", local_steps=4, local_momentum=0.9, weight_decay=1e-4,
+                schedule="cosine", warmup_versions=10, decay_versions=200,
+            ),
+            [
+                "rule        diloco, learning rate 0.05, momentum 0.9, batch 64\n"
+                "options     delay=2 eager=0.1\nlocal       λ 4 steps\nnesterov    0.9\ndecay       0.0001·θ\n"
+                "schedule    warm-up over 10 versions, then cosine to ×0.1 over 200 versions\n"
+            ],
+            ["optimizer"],
+        ),
+        (Hyperparameters(), ["learning rate 0.05, momentum 0.9"], ["optimizer"]),
+        (
+            Hyperparameters(optimizer="adamw", learning_rate=0.001, optimizer_options="beta2=0.95", weight_decay=0.01),
+            ["learning rate 0.001, batch", "optimizer   adamw", "beta2=0.95", "0.01·θ"],
+            ["momentum"],
+        ),
+        (
+            Hyperparameters(optimizer="worker", weight_decay=0.1, local_momentum=0.9, schedule="step", decay_versions=9),
+            ["optimizer   worker"],
+            ["momentum", "learning rate", "0.1", "0.9", "schedule"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_status_tells_what_a_run_has_set_and_only_the_rates_that_count(
+    settings: Hyperparameters, shown: list[str], missing: list[str]
+) -> None:
+    status = text.status(pb.GetStatusResponse(hyperparameters=settings.to_message()))
+    assert [words for words in shown if words not in status] == []
+    assert [words for words in missing if words in status] == []

@@ -85,16 +85,9 @@ def test_it_shows_the_status_and_ends_with_the_run() -> None:
     assert "\x1b" not in result.stdout
 
 
-def test_without_a_server_it_says_so_at_once() -> None:
-    result = ctl("--server", NOBODY, "status", "--watch")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("gem-ctl: no server at ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["top"], "there is no command top: use gem-ctl status --watch"),
         (["top", "--sort", "loss"], "there is no command top: use gem-ctl status --watch"),
         (["status", "--watch", "--json"], "omit one of them"),
     ],
@@ -179,6 +172,7 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 # -- on a terminal
 
 
+@pytest.mark.long
 def test_on_a_terminal_the_status_is_redrawn_in_place_and_a_signal_ends_it(live: Live, session: Session) -> None:
     with Wire(live.address) as wire:
         shown = Shown(wire.address)

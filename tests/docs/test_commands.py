@@ -140,26 +140,6 @@ def test_the_guide_shows_a_plan() -> None:
     assert "gem-ctl.md" in {block.page.name for block in PLANS}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "gem-server --epoch-count 4",
-        "gem-ctl --host x status",
-        "gem-ctl statistics",
-        "gem-ctl status --yaml",
-        "make everything",
-        "python -m benchmarks.gone",
-        "GEM_GONE=1 docker compose up",
-        "docker compose exec servers gem-ctl status --watch",
-        "docker compose exec server gem-ctl top",
-        "docker compose up --scale workers=3",
-    ],
-)
-def test_a_wrong_line_is_found(line: str) -> None:
-    with pytest.raises((AssertionError, click.UsageError)):
-        check(shlex.split(line))
-
-
 def test_the_options_that_pages_quote_exist() -> None:
     """`--flag` between backticks, on any page of docs/guides and in the README."""
     known = {option for command in all_commands() for option in options(command)}

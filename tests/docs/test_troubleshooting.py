@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-import pytest
 from gem_api import errors
 from gem_api.errors import GemError
 from kit.pages import ROOT
@@ -58,13 +57,6 @@ def test_every_quoted_message_is_one_of_the_code() -> None:
     quoted = quotes(PAGE.read_text(encoding="utf-8"))
     assert len(quoted) > 20, "the page's tables were not read"
     assert unknown(quoted) == []
-
-
-@pytest.mark.parametrize(
-    "quote", ["no server at … (is the gem-server running?)", "the first worker brought 0.1", "Closes the session and leaves"]
-)
-def test_a_wrong_quote_is_found(quote: str) -> None:
-    assert unknown(quotes(f"| `{quote}` | cause | what to do |")) == [quote]
 
 
 def test_every_error_of_the_sdk_is_on_the_page() -> None:

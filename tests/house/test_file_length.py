@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "client_sdk", "deploy", "examples", "proto", "server", "tests", "worker")
 MAX_LINES = 500
@@ -22,18 +20,6 @@ def too_long(folder: Path) -> dict[str, int]:
     return {path: length for path, length in lengths.items() if length > MAX_LINES}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_python_file_is_too_long(folder: str) -> None:
-    long = too_long(ROOT / folder)
-    assert not long, (
-        f"files of {folder}/ with more than {MAX_LINES} lines: {long}. Split each into files that hold one idea and are "
-        "named after it; put what they share into a helper beside them."
-    )
-
-
-def test_a_file_that_is_too_long_is_found(tmp_path: Path) -> None:
-    (tmp_path / "within").mkdir()
-    (tmp_path / "within" / "long.py").write_text("\n" * (MAX_LINES + 1))
-    (tmp_path / "full.py").write_text("\n" * MAX_LINES)
-    (tmp_path / "generated_pb2.py").write_text("\n" * 1000)
-    assert too_long(tmp_path) == {"within/long.py": MAX_LINES + 1}
+def test_no_python_file_is_too_long() -> None:
+    """Split a long one into files that hold one idea and are named after it; put what they share into a helper beside them."""
+    assert [path for folder in FOLDERS for path in too_long(ROOT / folder).items()] == []

@@ -58,12 +58,3 @@ def test_a_public_name_has_a_docstring_that_mentions_its_parameters(name: str) -
         text += inspect.getdoc(PUBLIC[f"{name.rpartition('.')[0]}.{like[1] or like[2]}"]) or ""
     if name not in MADE_BY_OTHERS:
         assert undocumented_parameters(PUBLIC[name], text) == [], name
-
-
-def test_an_undocumented_parameter_is_found() -> None:
-    def silent(seconds: float, retries: int) -> None:
-        """Args:
-        seconds: Time limit.
-        """
-
-    assert undocumented_parameters(silent, inspect.getdoc(silent) or "") == ["retries"]

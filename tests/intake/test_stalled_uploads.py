@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gem_api import framing
-from gem_api.framing import framed
 from gem_api.layout import Vector
+from gem_api.wire import Encoder
 from gem_client import connect
 from gem_server.core.uploads import STALLED
 from gem_server.intake.turns import FIRST, LONGEST
@@ -121,7 +121,7 @@ def test_with_room_for_one_gradient_a_worker_is_told_why_it_waits_and_then_goes_
     assert "the lane broke" not in caplog.text
 
 
-class Stuck:
+class Stuck(Encoder):
     """An encoder whose first gradient stops after 260 bytes, until `go`."""
 
     def __init__(self, encoder: Any) -> None:
@@ -139,9 +139,6 @@ class Stuck:
             self.reached.set()
             assert self.go.wait(DEADLINE)
             yield piece[260:]
-
-    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        return framed(self.pieces(packed), opening)
 
     def applied(self) -> None:
         self._encoder.applied()

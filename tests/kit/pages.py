@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ class Block(NamedTuple):
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
+@cache
 def pages() -> list[Path]:
     """Every Markdown page that belongs to the repository, whether or not it is committed yet."""
     listed = subprocess.run(

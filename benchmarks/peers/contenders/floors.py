@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 
 import grpc
 import numpy as np
-from gem_api.framing import CHUNK_BYTES, bytes_of, chunk_frames
+from gem_api.framing import CHUNK_BYTES, bytes_of
 from gem_api.layout import Layout
 from gem_api.process.allocator import tune_allocator
+from gem_api.wire import FLOAT32
 from gem_server.rules import base
 from gem_server.rules.gem import Gem
 
@@ -69,7 +70,7 @@ class GrpcEcho(OwnProcess):
     @contextmanager
     def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         tune_allocator()
-        frames = [*chunk_frames(gradient(place, index), _HEADER)]
+        frames = [*FLOAT32.frames(gradient(place, index), _HEADER)]
         outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
         with grpc.insecure_channel(place.address, [("grpc.enable_http_proxy", 0)]) as channel:
             grpc.channel_ready_future(channel).result(START_SECONDS)

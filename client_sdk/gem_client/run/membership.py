@@ -232,7 +232,7 @@ class Membership:
             np.copyto(own, packed)
         gradients, thetas = self.known_layout.split(own), self.known_layout.split(self.theta)
         for tensor in self.known_layout.tensors:
-            if tensor.decays:
+            if tensor.group.decays:
                 gradients[tensor.name] += np.float32(weight_decay) * thetas[tensor.name]
         return own
 

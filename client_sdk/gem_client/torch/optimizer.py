@@ -434,7 +434,7 @@ class Optimizer(torch.optim.Optimizer):
             if self._spec.choice is not None:
                 log_differences(self._spec.choice, self._settings)
             tensors = self._session.layout.tensors
-            self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
+            self._decays = [decay_of_workers(self._settings) * tensor.group.decays for tensor in tensors]
             self._local = self._local_steps()
             self._generation = self._base.generation
         self._rate = rate(self._settings, self._session.progress)
@@ -461,5 +461,5 @@ class Optimizer(torch.optim.Optimizer):
             return LocalSteps(list(self._trained.values()), self.inner)
         if self._settings.optimizer == "worker":
             raise InvalidRequest("in this run each worker brings its optimizer: use Optimizer(torch.optim...., session)")
-        factors = [tensor.rate_factor for tensor in self._session.layout.tensors]
+        factors = [tensor.group.rate_factor for tensor in self._session.layout.tensors]
         return LocalSgd(list(self._trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)

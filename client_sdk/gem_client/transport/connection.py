@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.formats import outdated
-from gem_api.framing import chunk_frames, parse_frame
+from gem_api.framing import parse_frame
 from gem_api.layout import Vector
 from gem_api.process.lifetime import where_threads_stand
 from gem_api.v1 import training_pb2 as pb
@@ -153,7 +153,7 @@ class Connection:
     def initialize(self, lease_id: str, theta: Vector) -> None:
         """Sends θ's first value (float32, shape (P,))."""
         opening = pb.InitializeCentralRequest(header=pb.InitializeCentralHeader(lease_id=lease_id)).SerializeToString()
-        frames = chunk_frames(theta, opening)
+        frames = FLOAT32.frames(theta, opening)
         with self._background.watching(lambda: call.cancel()) as progress:
             call = self._stub.InitializeCentral(noting(progress, frames))
             try:

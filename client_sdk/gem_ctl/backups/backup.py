@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -37,28 +37,40 @@ _BACKUP = r"backup-\d{8}T\d{6}Z-(?P<run>\w+)"
 _STATE = re.compile(rf"(?:(?P<backup>{_BACKUP})/)?(?P<folder>(?:range-(?P<index>\d+)/)?{NAME})/state\.json")
 
 
-@dataclass
-class RangeCheckpoint:
-    """The checkpoint of one range, as it arrives from its server.
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint of one range.
 
     Attributes:
         folder: Its folder in the backup.
         content: The content of its state.json.
         state: The same, parsed.
-        pieces: The other files: a file's name, and its next bytes.
     """
 
     folder: str
     content: bytes
     state: dict[str, Any]
-    pieces: Iterator[tuple[str, bytes]]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the other files."""
         return sum(self.state["files"][name]["bytes"] for name in TENSORS)
 
+    def checked(self, name: str, pieces: Iterable[bytes], what: str) -> Iterator[bytes]:
+        """The pieces of one of the other files. Raises BackupFailed, with `what` they are, if they are not what the server has
+        written."""
+        return checked(pieces, self.state["files"][name], what)
 
-def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple[str, bytes]]) -> RangeCheckpoint:
+
+@dataclass(frozen=True)
+class Arriving(Checkpoint):
+    """A checkpoint as it arrives from its server. `files` are the other files: a file's name, and pairs of that and its next
+    bytes."""
+
+    files: Iterator[tuple[str, Iterator[tuple[str, bytes]]]]
+
+
+def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple[str, bytes]]) -> Arriving:
     """Begins to receive a checkpoint: returns once its state.json is here, and so the server has all its files open.
 
     Args:
@@ -70,19 +82,20 @@ def received(path: str, sha256: bytes, index: int | None, pieces: Iterator[tuple
     Raises:
         BackupFailed: It is not what the server has written.
     """
-    content, first = b"", None
-    for name, data in pieces:
-        if name != STATE:
-            first = (name, data)
-            break
-        content += data
-        if len(content) > MAX_STATE_BYTES:
-            raise BackupFailed(f"{path}: state.json has more than {MAX_STATE_BYTES} bytes")
+    files = groupby(pieces, itemgetter(0))
+    _, first = next(files, ("", iter(())))
+    content = small(map(itemgetter(1), first), MAX_STATE_BYTES, f"{path}/{STATE}")
     folder = path.rpartition("/")[2]
     if hashlib.sha256(content).digest() != sha256 or version_and_serial(folder) is None:
         raise BackupFailed(f"{path} was changed after it was written: check the server's disk")
-    rest = chain([first] if first else [], pieces)
-    return RangeCheckpoint(folder if index is None else f"range-{index}/{folder}", content, parsed(content, path), rest)
+    return Arriving(folder if index is None else f"range-{index}/{folder}", content, parsed(content, path), files)
+
+
+def read(store: Store, folder: str) -> Checkpoint:
+    """A checkpoint in a store. Raises BackupFailed."""
+    path = f"{folder}/{STATE}"
+    content = small(store.read(path), MAX_STATE_BYTES, f"{store}/{path}")
+    return Checkpoint(folder, content, parsed(content, f"{store}/{path}"))
 
 
 def parsed(content: bytes, path: str) -> dict[str, Any]:
@@ -118,7 +131,7 @@ def next_name(store: Store, run_id: str, seconds: float) -> str:
     return name_of(run_id, made.timestamp() + 1)
 
 
-def write(store: Store, name: str, checkpoints: Sequence[RangeCheckpoint]) -> None:
+def write(store: Store, name: str, checkpoints: Sequence[Arriving]) -> None:
     """Writes a backup of the checkpoints of all ranges, in order, and compares what is written with what the servers wrote.
 
     Raises:
@@ -137,7 +150,7 @@ def write(store: Store, name: str, checkpoints: Sequence[RangeCheckpoint]) -> No
             for each in checkpoints:
                 for file in TENSORS:
                     path = f"{name}/{each.folder}/{file}"
-                    _exhaust(checked(counted(store.read(path)), each.state["files"][file], f"{store}/{path}"))
+                    _exhaust(each.checked(file, counted(store.read(path)), f"{store}/{path}"))
         for each in reversed(checkpoints):
             _write_state(store, f"{name}/{each.folder}/{STATE}", each.content)
     except BaseException:
@@ -146,15 +159,15 @@ def write(store: Store, name: str, checkpoints: Sequence[RangeCheckpoint]) -> No
         raise
 
 
-def _copy(store: Store, folder: str, each: RangeCheckpoint, counted: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
+def _copy(store: Store, folder: str, each: Arriving, counted: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
     """Copies a checkpoint's files but its state.json. Raises BackupFailed if one is missing or was changed on the server."""
     missing = list(TENSORS)
-    for name, group in groupby(each.pieces, itemgetter(0)):
+    for name, pieces in each.files:
         if name not in missing:
             raise BackupFailed(f"the server sent a file {name!r} that is not of a checkpoint: is it of another version?")
         missing.remove(name)
-        data = checked(counted(map(itemgetter(1), group)), each.state["files"][name], f"{name} on the server's disk")
-        store.write(f"{folder}/{name}", data)
+        data = counted(map(itemgetter(1), pieces))
+        store.write(f"{folder}/{name}", each.checked(name, data, f"{name} on the server's disk"))
     if missing:
         raise BackupFailed(f"the server did not send {missing[0]}: is it of another version?")
 
@@ -229,7 +242,7 @@ def require_known_format(store: Store, backup: Backup) -> None:
         return
     path = f"{backup.name}/{FORMAT}".lstrip("/")
     try:
-        content = json.loads(read_small(store, path, _MAX_FORMAT_BYTES))
+        content = json.loads(small(store.read(path), _MAX_FORMAT_BYTES, f"{store}/{path}"))
         number, release = content["format"], content["release"]
         require([number, release], (COUNT, str), "format and release")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -241,13 +254,13 @@ def require_known_format(store: Store, backup: Backup) -> None:
 # -- bytes
 
 
-def read_small(store: Store, path: str, limit: int) -> bytes:
-    """A file of at most this many bytes. Raises BackupFailed."""
+def small(pieces: Iterable[bytes], limit: int, what: str) -> bytes:
+    """The pieces of a file of at most this many bytes, joined. Raises BackupFailed."""
     content = b""
-    for piece in store.read(path):
+    for piece in pieces:
         content += piece
         if len(content) > limit:
-            raise BackupFailed(f"{store}/{path} has more than the {limit} bytes that such a file may have")
+            raise BackupFailed(f"{what} has more than the {limit} bytes that such a file may have")
     return content
 
 

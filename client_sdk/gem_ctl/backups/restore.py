@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gem_api.checkpoint import STATE, TENSORS
-from gem_api.formats import MAX_STATE_BYTES
 from gem_api.process.files import lock, sync_directory
 
-from gem_ctl.backups.backup import Backup, checked, find, parsed, progress, read_small, require_known_format
+from gem_ctl.backups.backup import Backup, Checkpoint, find, progress, read, require_known_format
 from gem_ctl.backups.stores import BackupFailed, Folder, Store
 
 _SCRATCH = ".restoring"
@@ -47,21 +46,21 @@ def restore(store: Store, to: Path, only: int | None = None) -> Restored:
         BackupFailed: There is no complete backup, it is damaged, or the folder is not empty or can't be written.
     """
     backup = _newest(store)
-    sources, state = _chosen(store, backup, only)
-    folders = {index: to if only is not None or state["range"][1] == 1 else to / f"range-{index}" for index in sources}
+    chosen = _chosen(store, backup, only)
+    folders = {index: to if only is not None or len(chosen) == 1 else to / f"range-{index}" for index in chosen}
     try:
         _require_empty(to)
         with ExitStack() as opened:
             for folder in folders.values():
                 _take(folder, opened)
-            _download(store, {source: folders[index] for index, source in sources.items()})
-            for index, source in sorted(sources.items(), reverse=True):  # a run without range 0 is not resumed
+            _download(store, [(checkpoint, folders[index]) for index, checkpoint in chosen.items()])
+            for index, checkpoint in sorted(chosen.items(), reverse=True):  # a run without range 0 is not resumed
                 folder = folders[index]
-                (folder / _SCRATCH).rename(folder / Path(source).name)
+                (folder / _SCRATCH).rename(folder / Path(checkpoint.folder).name)
                 sync_directory(folder)
     except OSError as error:
         raise BackupFailed(f"can't write to {to}: {error.strerror}") from error
-    return Restored(backup.name or str(store).rpartition("/")[2], state, folders)
+    return Restored(backup.name or str(store).rpartition("/")[2], chosen[min(chosen)].state, folders)
 
 
 def _newest(store: Store) -> Backup:
@@ -78,31 +77,19 @@ def _newest(store: Store) -> Backup:
     return found[max(whole)]
 
 
-def _chosen(store: Store, backup: Backup, only: int | None) -> tuple[dict[int, str], dict[str, Any]]:
-    """The folders in the store to restore, by range, and the state that has the run's counts."""
-    leader = _state(store, backup.states[0])
-    index, count = leader["range"]
+def _chosen(store: Store, backup: Backup, only: int | None) -> dict[int, Checkpoint]:
+    """The checkpoints to restore, by range."""
+    leader = read(store, backup.states[0].rpartition("/")[0])
+    index, count = leader.state["range"]
     folders = {of or 0: folder for of, folder in backup.folders.items()}
     if index:
         raise BackupFailed(f"{store} is range {index} of a backup: name the backup itself, and {index} after the folder")
     missing = next(each for each in range(len(folders) + 1) if each not in folders)
     if missing < count:
         raise BackupFailed(f"{store}/{backup.name} lacks range {missing}: it was changed after it was written")
-    if only is None:
-        return folders, leader
-    if only not in folders:
+    if only is not None and only not in folders:
         raise BackupFailed(f"there is no range {only}: this run has {count}, counted from 0")
-    return {only: folders[only]}, _state(store, f"{folders[only]}/{STATE}")
-
-
-def _state(store: Store, path: str) -> dict[str, Any]:
-    return _read(store, path)[1]
-
-
-def _read(store: Store, path: str) -> tuple[bytes, dict[str, Any]]:
-    """The content of a state.json, also parsed."""
-    content = read_small(store, path, MAX_STATE_BYTES)
-    return content, parsed(content, f"{store}/{path}")
+    return {of: read(store, folder) for of, folder in folders.items() if only in (None, of)}
 
 
 def _require_empty(folder: Path) -> None:
@@ -127,14 +114,12 @@ def _take(folder: Path, opened: ExitStack) -> None:
     opened.callback(shutil.rmtree, folder / _SCRATCH, ignore_errors=True)
 
 
-def _download(store: Store, sources: dict[str, Path]) -> None:
-    states = {source: _read(store, f"{source}/{STATE}") for source in sources}
-    nbytes = sum(state["files"][name]["bytes"] for _, state in states.values() for name in TENSORS)
+def _download(store: Store, targets: list[tuple[Checkpoint, Path]]) -> None:
+    nbytes = sum(checkpoint.nbytes for checkpoint, _ in targets)
     with progress(f"copying {nbytes / 1e6:,.1f} MB from {store}", nbytes) as counted:
-        for source, folder in sources.items():
+        for checkpoint, folder in targets:
             target = Folder(folder / _SCRATCH)
             for name in TENSORS:
-                path = f"{source}/{name}"
-                pieces = checked(counted(store.read(path)), states[source][1]["files"][name], f"{store}/{path}")
-                target.write(name, pieces)
-            target.write(STATE, [states[source][0]])
+                path = f"{checkpoint.folder}/{name}"
+                target.write(name, checkpoint.checked(name, counted(store.read(path)), f"{store}/{path}"))
+            target.write(STATE, [checkpoint.content])

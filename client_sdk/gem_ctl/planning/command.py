@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import click
-from gem_api.process.option_types import Named, Number, Whole
+from gem_api.process.option_types import Named, Number, Read, Whole
 from gem_api.process.options import WithHeadings, option
 from gem_api.ranges import MAX_RANGES
 from gem_api.rules import PROXIES, RULES
 from gem_api.wire_names import WIRE_NAMES
 
-from gem_ctl.amounts import BitsPerSecond, Count, Counts
+from gem_ctl.amounts import LINK_SPEED, PARAMETERS, WORKERS
 from gem_ctl.planning.outcome import outcome
 from gem_ctl.planning.plan import Setup, one_server_only, plan
 from gem_ctl.planning.scenario import Scenario, Slow, workers_that_pay
@@ -23,38 +23,34 @@ from gem_ctl.planning.table import show
 _MAX_FACTOR = 1000
 
 
-class _Slow(click.ParamType[Slow]):
+def _slow(text: str) -> Slow:
     """A share of the workers, and how many times as long they compute: 10%:5."""
-
-    name = "share:factor"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Slow:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)%:(\d+(?:\.\d+)?)", str(value).strip())
-        share, factor = (float(match[1]) / 100, float(match[2])) if match else (0.0, 0.0)
-        if not (0 <= share <= 1 and 1 <= factor <= _MAX_FACTOR):
-            self.fail(f"{value!r} is not a share of the workers and a factor from 1 to {_MAX_FACTOR}; write 10%:5", param, ctx)
-        return Slow(share, factor)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)%:(\d+(?:\.\d+)?)", text.strip())
+    share, factor = (float(match[1]) / 100, float(match[2])) if match else (0.0, 0.0)
+    if not (0 <= share <= 1 and 1 <= factor <= _MAX_FACTOR):
+        raise ValueError(f"{text!r} is not a share of the workers and a factor from 1 to {_MAX_FACTOR}; write 10%:5")
+    return Slow(share, factor)
 
 
 # fmt: off
 @click.command("plan", cls=WithHeadings, short_help="Predicts memory, network traffic, speed and staleness of a run.")
-@option("--parameters", heading="Most used", type=Count(), required=True,
+@option("--parameters", heading="Most used", type=PARAMETERS, required=True,
         help="Number of the model's parameters, for example 124M or 1B.")
 @option("--compute-seconds", heading="Most used", type=Number(0, 1e6), default=0.1,
         help="Seconds for the forward and backward pass of one step.")
-@option("--workers", heading="Most used", type=Counts("workers", 1_000_000), default="10",
+@option("--workers", heading="Most used", type=WORKERS, default="10",
         help="Number of workers; several with commas between them, such as 10,100,1k.")
 @option("--optimizer", heading="Most used", type=Named("optimizer"), default="sgd",
         help="The optimizer that the workers share on the server.")
 @option("--servers", heading="Cluster", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
 @option("--spread", heading="Cluster", type=Number(0, 1), default=0.1,
         help="Standard deviation of the time of a step, relative to its mean.")
-@option("--slow", heading="Cluster", type=_Slow(), multiple=True,
+@option("--slow", heading="Cluster", type=Read("share:factor", _slow), multiple=True,
         help="Slower workers: 10%:5 are a tenth that compute 5 times as long.")
 @option("--shared-memory", heading="Network", is_flag=True,
         help="The workers run on the server's machine and share memory with it.")
 @option("--overlap", heading="Network", is_flag=True, help="The workers compute while a commit is under way.")
-@option("--bandwidth", heading="Network", type=BitsPerSecond(), show_default="no limit",
+@option("--bandwidth", heading="Network", type=LINK_SPEED, show_default="no limit",
         help="Bits per second of each machine's link, such as 10G.")
 @option("--gradient-dtype", heading="Network", type=click.Choice(WIRE_NAMES), default="float32",
         help="Format of gradients on the network.")

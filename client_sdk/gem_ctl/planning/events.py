@@ -92,27 +92,19 @@ def simulate(times: Times, commits: int, seed: int = 0) -> Trace:
     phases = generator.random(len(compute)) * times.compute
     heap = sorted(zip(phases.tolist(), range(len(compute)), strict=True))
     factors = _factors(generator, times.spread)
-    server = _Server(times)
     uplink, downlink = _Link(times.up), _Link(times.down)
+    applied = 0.0  # several servers take the same time for their parts of a commit, at the same time: one stands for all
     pulled = [0] * len(compute)  # the version that a worker's gradient is computed on
     received = [0] * len(compute)  # the version of the answer to the worker's last commit
-    integers, columns = tuple(array("q") for _ in range(2)), tuple(array("d") for _ in range(6))
-    add_worker, add_staleness = (column.append for column in integers)
-    add_sent, add_arrived, add_started, add_applied, add_answered, add_computed = (column.append for column in columns)
+    rows = array("d")
     for version in range(commits):
         sent, worker = heap[0]
         arrived = uplink.transfer(sent)
-        started, applied = server.serve(arrived)
+        started = arrived if arrived > applied else applied
+        applied = started + times.server
         answered = downlink.transfer(applied)
         computed = compute[worker] * next(factors)
-        add_worker(worker)
-        add_staleness(version - pulled[worker])
-        add_sent(sent)
-        add_arrived(arrived)
-        add_started(started)
-        add_applied(applied)
-        add_answered(answered)
-        add_computed(computed)
+        rows.extend((worker, version - pulled[worker], sent, arrived, started, applied, answered, computed))
         if times.overlap:
             pulled[worker], received[worker] = received[worker], version + 1
             following = max(sent + computed, answered)
@@ -120,8 +112,8 @@ def simulate(times: Times, commits: int, seed: int = 0) -> Trace:
             pulled[worker] = version + 1
             following = answered + computed
         heapq.heapreplace(heap, (following, worker))
-    of_worker, of_staleness = (np.frombuffer(column, np.int64) for column in integers)
-    return Trace(of_worker, of_staleness, *(np.frombuffer(column, np.float64) for column in columns))
+    of_worker, staleness, *columns = np.frombuffer(rows).reshape(commits, -1).T.copy()
+    return Trace(of_worker.astype(np.int64), staleness.astype(np.int64), *columns)
 
 
 class _Link:
@@ -139,28 +131,10 @@ class _Link:
         return (received if received > free else free) + network.latency
 
 
-class _Server:
-    """The servers: all take the same time for their part of a commit, at the same time, so one stands for all."""
-
-    def __init__(self, times: Times) -> None:
-        self._free = 0.0
-        self._seconds = times.server
-
-    def serve(self, arrived: float) -> tuple[float, float]:
-        """The times at which the server begins and is done. Call it in the order of arrival."""
-        start = arrived if arrived > self._free else self._free
-        self._free = start + self._seconds
-        return start, self._free
-
-
 def _factors(generator: np.random.Generator, spread: float) -> Iterator[float]:
-    """Random factors, one after another; all 1 without a spread."""
+    """Random factors with mean 1 and this standard deviation, one after another; all 1 without a spread. They are gamma
+    distributed, as the sum of such times is too."""
     if spread < _MIN_SPREAD:
         return repeat(1.0)
-    return chain.from_iterable(_gamma(generator, spread, (_DRAWS,)).tolist() for _ in repeat(None))
-
-
-def _gamma(generator: np.random.Generator, spread: float, size: tuple[int, ...]) -> Column:
-    """Random factors with mean 1 and this standard deviation: gamma distributed, as the sum of such times is too."""
     shape = spread**-2
-    return generator.gamma(shape, 1 / shape, size)
+    return chain.from_iterable(generator.gamma(shape, 1 / shape, _DRAWS).tolist() for _ in repeat(None))

@@ -87,7 +87,7 @@ class Follower:
             self._say("the server responds again")
         if not self._run_id and not self._started(status):
             return None
-        self._collect(status)
+        self._add(points(status))
         self._send()
         if status.state != pb.RUN_STATE_COMPLETE:
             self._completed_at = None
@@ -118,16 +118,13 @@ class Follower:
             return True
         return time.monotonic() - (self._completed_at or 0.0) > _LAST_EVALUATION
 
-    def _collect(self, status: pb.GetStatusResponse) -> None:
-        for version, values in points(status):
-            self._add(version, values)
-
-    def _add(self, version: int, values: dict[str, float]) -> None:
+    def _add(self, points: list[Point]) -> None:
         """Keeps the values that the tracker does not have yet: a late start or a restarted server repeats none."""
-        new = {name: value for name, value in values.items() if version > self._last.get(name, -1)}
-        if new:
-            self._last.update(dict.fromkeys(new, version))
-            self._pending.append((version, new))
+        for version, values in points:
+            new = {name: value for name, value in values.items() if version > self._last.get(name, -1)}
+            if new:
+                self._last.update(dict.fromkeys(new, version))
+                self._pending.append((version, new))
 
     def _send(self) -> None:
         """Logs what is pending. If the tracker is away, keeps it for the next time."""
@@ -149,8 +146,7 @@ class Follower:
 
     def _finish(self, outcome: str | None, model: Path) -> None:
         if outcome is not None and self._folder is not None:
-            for version, values in final_points(self._folder):
-                self._add(version, values)
+            self._add(final_points(self._folder))
         self._log_pending()
         if outcome is not None:
             self._save_model(model)

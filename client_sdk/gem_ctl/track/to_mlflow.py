@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
-from gem_ctl.track.tracker import DEFAULT_PROJECT, Tracker, TrackerError, one_line
+from gem_ctl.track.tracker import DEFAULT_PROJECT, Tracker, TrackerError, failing
 
 _TAG = "gem.run_id"
 _MAX_TEXT = 500  # characters of a parameter, which every store accepts
@@ -76,9 +76,8 @@ class _MLflow:
 @contextmanager
 def _errors() -> Iterator[None]:
     try:
-        yield
-    except (MlflowException, OSError) as error:
-        raise TrackerError(f"MLflow: {one_line(error)}") from error
+        with failing("MLflow", (MlflowException, OSError)):
+            yield
     except ModuleNotFoundError as error:
         raise TrackerError(
             f"MLflow's local store needs {error.name}: pip install mlflow, or name a server: --to http://HOST:5000"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from gem_ctl.track.tracker import Tracker, TrackerError, one_line
+from gem_ctl.track.tracker import Tracker, failing
 
 
 def open_tracker(to: str | None) -> Tracker:
@@ -31,7 +30,7 @@ class _TensorBoard:
 
     def start(self, run_id: str, settings: dict[str, Any]) -> dict[str, int]:
         self._folder /= run_id
-        with _errors(self._folder):
+        with self._errors():
             self._folder.mkdir(parents=True, exist_ok=True)
             past = EventAccumulator(str(self._folder), size_guidance={"scalars": 1})  # the newest value of each
             past.Reload()
@@ -43,15 +42,15 @@ class _TensorBoard:
 
     def log(self, version: int, metrics: dict[str, float]) -> None:
         values = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        with _errors(self._folder):
+        with self._errors():
             self._add(summary_pb2.Summary(value=values), version)
 
     def save_model(self, path: Path) -> str:
-        with _errors(self._folder):
+        with self._errors():
             return str(shutil.copyfile(path, self._folder / "model.safetensors"))
 
     def finish(self, outcome: str | None) -> None:
-        with _errors(self._folder):
+        with self._errors():
             if outcome is not None:
                 status = api_pb2.STATUS_SUCCESS if outcome == "complete" else api_pb2.STATUS_FAILURE
                 self._add(_session_end(status), 0)
@@ -59,6 +58,9 @@ class _TensorBoard:
 
     def where(self) -> str:
         return f"tensorboard --logdir {self._folder.parent}"
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return failing(f"can't write TensorBoard's files in {self._folder}", (OSError, ValueError))
 
     def _add(self, summary: summary_pb2.Summary, version: int) -> None:
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=version, summary=summary))
@@ -74,11 +76,3 @@ def _session_end(status: int) -> summary_pb2.Summary:
         tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
     )
     return summary_pb2.Summary(value=[value])
-
-
-@contextmanager
-def _errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise TrackerError(f"can't write TensorBoard's files in {folder}: {one_line(error)}") from error

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import wandb
 
-from gem_ctl.track.tracker import DEFAULT_PROJECT, Tracker, TrackerError, one_line
+from gem_ctl.track.tracker import DEFAULT_PROJECT, Tracker, failing
 
 _VERSION = "version"  # the x axis of every plot
+_errors = partial(failing, "Weights & Biases", (wandb.Error, OSError), " (WANDB_MODE=offline needs no server)")
 
 
 def open_tracker(to: str | None) -> Tracker:
@@ -63,11 +63,3 @@ class _WeightsAndBiases:
 
     def where(self) -> str:
         return self._run.url or f"{self._run.dir} (offline: wandb sync uploads it)"
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except (wandb.Error, OSError) as error:
-        raise TrackerError(f"Weights & Biases: {one_line(error)} (WANDB_MODE=offline needs no server)") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,7 +57,11 @@ def open_tracker(name: str, to: str | None) -> Tracker:
     return tracker
 
 
-def one_line(error: BaseException) -> str:
-    """The error's message in one line of at most 300 characters, without passwords."""
-    text = without_password(" ".join(str(error).split())) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."
+@contextmanager
+def failing(what: str, kinds: tuple[type[Exception], ...], hint: str = "") -> Iterator[None]:
+    """Raises TrackerError for errors of these kinds: `what` failed, why in one line without passwords, and a hint."""
+    try:
+        yield
+    except kinds as error:
+        why = without_password(" ".join(str(error).split())) or type(error).__name__
+        raise TrackerError(f"{what}: {why if len(why) <= 300 else why[:297] + '...'}{hint}") from error

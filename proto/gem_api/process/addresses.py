@@ -25,7 +25,7 @@ def is_loopback(address: str) -> bool:
     """Whether only processes on this machine can reach "host:port". A host name other than localhost counts as reachable."""
     if address.startswith("unix:"):
         return True
-    host = address.rpartition(":")[0].strip("[]")
+    host = _host(address)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -36,7 +36,7 @@ def is_this_machine(address: str) -> bool:
     """Whether what is sent to "host:port" stays on this machine: it is a loopback address, or that of one of its interfaces."""
     if is_loopback(address):
         return True
-    host = address.rpartition(":")[0].strip("[]")
+    host = _host(address)
     try:
         version = ipaddress.ip_address(host).version
         with socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
@@ -44,6 +44,20 @@ def is_this_machine(address: str) -> bool:
             return bool(probe.getsockname()[0] == host)
     except (ValueError, OSError):
         return False
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of a "host:port", an IPv6 address without its brackets. Raises ValueError if the port is not a number."""
+    return _host(address), int(address.rpartition(":")[2])
+
+
+def with_port(address: str, port: int) -> str:
+    """The "host:port" of the same host with another port."""
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def server_address(text: str) -> str:

@@ -15,7 +15,7 @@ from wsgiref.types import WSGIApplication
 from prometheus_client import ProcessCollector, make_wsgi_app
 from prometheus_client.registry import CollectorRegistry
 
-from gem_api.process.addresses import where_to_listen
+from gem_api.process.addresses import host_and_port, where_to_listen, with_port
 
 MAX_CONNECTIONS = 32  # beyond that, a new connection ends the oldest one
 _PAUSE_SECONDS = 0.1  # after an error that may come again at once
@@ -115,13 +115,12 @@ def serve_metrics(address: str, registry: CollectorRegistry, app: WSGIApplicatio
     """
     if not address:
         return ""
-    host, _, port = address.rpartition(":")
     try:
-        http = HttpPort(host.strip("[]"), int(port), app or make_wsgi_app(registry))
+        http = HttpPort(*host_and_port(address), app or make_wsgi_app(registry))
     except (OSError, ValueError, OverflowError) as error:
         raise ValueError(
             f"can't serve metrics on {address!r}: {error}; give --metrics-listen HOST:PORT, or '' to serve none"
         ) from None
     ProcessCollector(registry=registry)
     http.start()
-    return f"{host}:{http.server_port}"
+    return with_port(address, http.server_port)

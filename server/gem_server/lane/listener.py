@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gem_api.errors import InvalidRequest
-from gem_api.process.addresses import where_to_listen
+from gem_api.process.addresses import host_and_port, where_to_listen, with_port
 from gem_api.process.logs import Logger
 from gem_api.region import socket_address
 from gem_api.v1 import training_pb2 as pb
@@ -63,7 +63,7 @@ class Listener:
             raise
         self._inode = _inode(self.path)
         self.port: int = self._tcp.getsockname()[1] if self._tcp is not None else 0
-        self.address = f"{port.rpartition(':')[0]}:{self.port}" if port else ""
+        self.address = with_port(port, self.port) if port else ""
 
     def _open_tcp(self, address: str, insist: bool) -> socket.socket:
         try:
@@ -71,12 +71,9 @@ class Listener:
         except StartError as error:
             if insist or getattr(error.__cause__, "errno", 0) not in _TAKEN:
                 raise
-            host = address.rpartition(":")[0]
-            opened = _tcp(f"{host}:0")
-            port = opened.getsockname()[1]
-            self._logger.warning(
-                "the lane's usual port can't be used; it takes a free one", lane=f"{host}:{port}", why=str(error)
-            )
+            opened = _tcp(with_port(address, 0))
+            lane = with_port(address, opened.getsockname()[1])
+            self._logger.warning("the lane's usual port can't be used; it takes a free one", lane=lane, why=str(error))
             return opened
 
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
@@ -130,8 +127,7 @@ class Listener:
 
 def tcp_socket(address: str) -> socket.socket:
     """A socket that listens on "host:port": on IPv4 and IPv6, if the host means every address. Raises OSError, ValueError."""
-    host, _, port = address.rpartition(":")
-    family, place = where_to_listen(host.strip("[]"), int(port))
+    family, place = where_to_listen(*host_and_port(address))
     listening = socket.socket(family, socket.SOCK_STREAM)
     if family == socket.AF_INET6:
         listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.addresses import host_and_port
 from gem_api.process.lifetime import LAUNCHER
 from gem_api.process.options import as_environment, flags, settings_without_flags
 from gem_api.v1 import training_pb2 as pb
@@ -397,8 +398,7 @@ def free_ports(hosts: Iterable[str]) -> list[int]:
 
 def require_listener(address: str, seconds: float) -> None:
     """Raises OSError if nothing listens at a "host:port", ValueError if the port is no number."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    socket.create_connection(host_and_port(address), timeout=seconds).close()
 
 
 def _listens(address: str) -> bool:
