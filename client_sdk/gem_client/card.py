@@ -19,13 +19,8 @@ _QUIET = "opacity:.75;font-size:12px"
 _ROW = "display:flex;flex-wrap:wrap;gap:4px 20px;margin:8px 0"
 
 
-def card(name: str, member: Membership) -> str:
-    """The state of a session and of its run. Asks the server for the run; changes nothing and never raises.
-
-    Args:
-        name: The worker's name.
-        member: The session's membership.
-    """
+def card(member: Membership) -> str:
+    """The state of a session and of its run. Asks the server for the run; changes nothing and never raises."""
     subtitle, own = "", {}
     try:
         subtitle = f"server {member.links.leader.address}"
@@ -35,7 +30,7 @@ def card(name: str, member: Membership) -> str:
         subtitle, body = f"{_state(run)} · {subtitle} · run {run.run_id}", _run(run, own)
     except Exception as error:  # a notebook would show a traceback in place of the session
         body = _warning(_why(error)) + _facts(own)
-    title = f"<b>GEM session {_safe(name)}</b> <span style='{_QUIET}'>{_safe(subtitle)}</span>"
+    title = f"<b>GEM session {_safe(member.name)}</b> <span style='{_QUIET}'>{_safe(subtitle)}</span>"
     style = f"border:1px solid {_GREY};border-radius:8px;padding:8px 14px;max-width:740px;overflow-wrap:anywhere"
     return f"<div style='{style}'>{title}{body}</div>"
 

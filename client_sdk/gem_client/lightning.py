@@ -23,7 +23,7 @@ from gem_api.process.extras import install
 from gem_client.session import Session
 from gem_client.torch import Optimizer, ShardSampler
 from gem_client.torch.optimizer_spec import On
-from gem_client.torch.passes import Passes
+from gem_client.torch.sampler import Passes
 
 __all__ = ["GemCallback"]
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gem_api.errors import CheckpointFailed, GemError, InvalidRequest
@@ -21,37 +20,19 @@ log = logging.getLogger("gem_client")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RangeServer:
-    """The server of one range.
-
-    Attributes:
-        index: The range, from 0.
-        address: The server's address.
-        stub: Its RPCs.
-    """
-
-    index: int
-    address: str
-    stub: Stub
-
-
 @contextmanager
-def all_ranges(leader: Stub, status: training_pb2.GetStatusResponse, security: Security) -> Iterator[list[RangeServer]]:
+def all_ranges(leader: Stub, status: training_pb2.GetStatusResponse, security: Security) -> Iterator[list[Stub]]:
     """The servers of all ranges of a run, in order, connected for the time of a `with` block. `status` is the leader's."""
     with ExitStack() as opened:
-        servers = [RangeServer(0, leader.address, leader)]
-        for index, address in enumerate(status.peers, 1):
-            address = checked_address(address)
+        servers = [leader]
+        for address in map(checked_address, status.peers):
             channel = open_channel(address, security)
             opened.callback(channel.close)
-            servers.append(RangeServer(index, address, Stub(channel, security.metadata, address)))
+            servers.append(Stub(channel, security.metadata, address))
         yield servers
 
 
-def checkpoint_all(
-    servers: Sequence[RangeServer], run_id: str, quick: float, timeout: float
-) -> list[pb.CreateCheckpointResponse]:
+def checkpoint_all(servers: Sequence[Stub], run_id: str, quick: float, timeout: float) -> list[pb.CreateCheckpointResponse]:
     """Makes the server of each range write a checkpoint of its own, while commits go on. The leader copies its range first: so
     the others have all that it counts as done, and perhaps commits that came since.
 
@@ -67,20 +48,21 @@ def checkpoint_all(
     Raises:
         GemError: It failed at a range, which the message names. It can be tried again.
     """
-    statuses = _each(servers, lambda server: _require_range(server, run_id, len(servers), quick))
+    numbered = list(enumerate(servers))
+    statuses = _each(numbered, lambda index, server: _require_range(server, run_id, index, len(servers), quick))
 
-    def write(server: RangeServer) -> pb.CreateCheckpointResponse:
-        response: pb.CreateCheckpointResponse = server.stub.CreateCheckpoint(pb.CreateCheckpointRequest(), timeout=timeout)
+    def write(index: int, server: Stub) -> pb.CreateCheckpointResponse:
+        response: pb.CreateCheckpointResponse = server.CreateCheckpoint(pb.CreateCheckpointRequest(), timeout=timeout)
         return response
 
-    written = [*_each(servers[:1], write), *_each(servers[1:], write)]
+    written = [*_each(numbered[:1], write), *_each(numbered[1:], write)]
     _require_none_older(written, statuses)
-    for server, response in zip(servers, written, strict=True):
-        log.info("range %d: version %d in %s on %s", server.index, response.version, response.path, server.address)
+    for (index, server), response in zip(numbered, written, strict=True):
+        log.info("range %d: version %d in %s on %s", index, response.version, response.path, server.address)
     return written
 
 
-def drain_all(servers: Sequence[RangeServer], timeout: float) -> int:
+def drain_all(servers: Sequence[Stub], timeout: float) -> int:
     """Shuts the servers of all ranges down; returns how many commits were queued.
 
     The leader comes last: it knows the others, so the command can be repeated until then. The order loses nothing: every range
@@ -90,11 +72,12 @@ def drain_all(servers: Sequence[RangeServer], timeout: float) -> int:
         GemError: At least one range did not shut down; the message names the first one. All others do.
     """
     queued, failed = 0, None
-    for server in [*servers[1:], servers[0]]:
+    leader, *others = enumerate(servers)
+    for index, server in [*others, leader]:
         try:
-            queued += server.stub.Drain(pb.DrainRequest(), timeout=timeout).queue_length
+            queued += server.Drain(pb.DrainRequest(), timeout=timeout).queue_length
         except GemError as error:
-            failed = failed or _named(server, error)
+            failed = failed or _named(index, server, error)
     if failed is not None:
         raise failed
     return queued
@@ -121,36 +104,35 @@ def _require_none_older(
             )
 
 
-def _require_range(server: RangeServer, run_id: str, count: int, timeout: float) -> training_pb2.GetStatusResponse:
-    """The status of a server. Raises InvalidRequest unless it holds its range of the run."""
-    status: training_pb2.GetStatusResponse = server.stub.GetStatus(training_pb2.GetStatusRequest(), timeout=timeout)
+def _require_range(server: Stub, run_id: str, index: int, count: int, timeout: float) -> training_pb2.GetStatusResponse:
+    """The status of a server. Raises InvalidRequest unless it holds this range of the run."""
+    status: training_pb2.GetStatusResponse = server.GetStatus(training_pb2.GetStatusRequest(), timeout=timeout)
     known = status.run_id == run_id or not status.parameter_count  # without a model it has not joined the run yet
-    if not known or (status.range_index, status.range_count) != (server.index, count):
+    if not known or (status.range_index, status.range_count) != (index, count):
         raise InvalidRequest(
-            f"it holds range {status.range_index}/{status.range_count} of run {status.run_id}, not {server.index}/{count} of "
+            f"it holds range {status.range_index}/{status.range_count} of run {status.run_id}, not {index}/{count} of "
             f"{run_id}: check --peers of the lead"
         )
     return status
 
 
-def _each(servers: Sequence[RangeServer], call: Callable[[RangeServer], T]) -> list[T]:
+def _each(servers: Sequence[tuple[int, Stub]], call: Callable[[int, Stub], T]) -> list[T]:
     """Calls all servers at once, and waits for all. Raises the first error, which then names its range."""
-    with ThreadPoolExecutor(len(servers), "range") as threads:
-        calls = [threads.submit(call, server) for server in servers]
-    results, failed = [], None
-    for server, each in zip(servers, calls, strict=True):
+
+    def named(index: int, server: Stub) -> T:
         try:
-            results.append(each.result())
+            return call(index, server)
         except GemError as error:
-            failed = failed or _named(server, error)
-    if failed is not None:
-        raise failed
-    return results
+            raise _named(index, server, error) from None
+
+    with ThreadPoolExecutor(len(servers), "range") as threads:
+        calls = [threads.submit(named, index, server) for index, server in servers]
+    return [each.result() for each in calls]
 
 
-def _named(server: RangeServer, error: GemError) -> GemError:
+def _named(index: int, server: Stub, error: GemError) -> GemError:
     """The same error, with the range in its message."""
-    named: Any = type(error)(f"range {server.index} at {server.address}: {error}")
+    named: Any = type(error)(f"range {index} at {server.address}: {error}")
     log.warning("%s", named)
     assert isinstance(named, GemError)
     return named

@@ -28,7 +28,6 @@ from gem_client.plain_errors import plain_errors
 from gem_client.run.commits import Commits
 from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
-from gem_client.run.pending_commit import PendingCommit
 from gem_client.run.shards import Shards
 from gem_client.transport.side_thread import SideThread
 
@@ -41,9 +40,9 @@ class Session:
     If several servers hold θ together, the session finds them all through the one that it connects to, and a call ends when
     all of them have answered.
 
-    While the server is unreachable, a call is retried until `retry` gives up. The server applies each commit once, however
-    often it is sent. If the lease ends (the worker was silent for too long, or the server resumed from an older checkpoint),
-    the session registers again and drops the current gradient.
+    While the server is unreachable, a call is retried until `retry` gives up; then it raises TransportError. The server applies
+    each commit once, however often it is sent. If the lease ends (the worker was silent for too long, or the server resumed
+    from an older checkpoint), the session registers again and drops the current gradient.
 
     A notebook shows a session as a card with the state of the run and its curves.
 
@@ -210,7 +209,6 @@ class Session:
             Overloaded: The server had no room for another worker for as long as `retry` allows.
             NonFiniteGradient: θ's first value holds a NaN or an infinity.
             Quarantined: The server has rejected too many gradients of a worker with this name.
-            TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._member.require_usable()
         if not isinstance(batches_per_step, Integral) or batches_per_step < 1:
@@ -239,9 +237,6 @@ class Session:
         The server computes the next commit's staleness, and GEM its π, from this θ. To only look at θ, use `read`. `pull` also
         works before `join`, without a lease. If a `gem_client.torch.Optimizer` uses the session, `pull` does the same as
         `read`, because the optimizer takes θ itself.
-
-        Raises:
-            TransportError: The server was unreachable for as long as `retry` allows.
         """
         if self._pull_only_reads:
             return self.read()
@@ -259,7 +254,6 @@ class Session:
 
         Raises:
             LayoutMismatch: The server has begun a run with another model.
-            TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._member.require_usable()
         with self._lock:
@@ -277,7 +271,6 @@ class Session:
 
         Raises:
             InvalidRequest: An argument is not such a number.
-            TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._caller.require_open()
         require_evaluation(loss, accuracy, version)
@@ -336,13 +329,11 @@ class Session:
             NonFiniteGradient: The gradient holds a NaN, an infinity or a far too large value. θ is unchanged.
             NormOutOfBounds: The gradient's norm exceeds the server's bound. θ is unchanged.
             Quarantined: The server has rejected too many gradients in a row. An operator must lift the quarantine.
-            TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._member.require_usable()
         require_figures(loss, samples, batches, base, share)
         with self._lock:
-            commit = PendingCommit(kind, loss, samples, base or self.base)
-            return self._commits.make(self._commits.pack(commit, gradient, batches, decay, share))
+            return self._commits.make(self._commits.prepare(gradient, loss, samples, batches, base, kind, decay, share))
 
     @plain_errors
     def begin_commit(
@@ -371,8 +362,7 @@ class Session:
         if self._under_way is not None or not self._member.request.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._lock:
-            commit = PendingCommit(kind, loss, samples, base or self.base)
-            self._commits.pack(commit, gradient, batches, decay, share)
+            commit = self._commits.prepare(gradient, loss, samples, batches, base, kind, decay, share)
         self._under_way = self._side.submit(self._commits.make, commit)
         self._under_way.add_done_callback(lambda done: commit.span.failed(CancelledError()) if done.cancelled() else None)
 
@@ -412,7 +402,6 @@ class Session:
 
         Raises:
             RejectedCommit: The server rejected the commit that was under way.
-            TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._member.require_usable()
         self.finish_commit()
@@ -440,7 +429,7 @@ class Session:
 
     def _repr_html_(self) -> str:
         """The card that a notebook shows. It may be read at any time: no call of the session waits for it, or it for them."""
-        return card(self.name, self._member)
+        return card(self._member)
 
     def __enter__(self) -> Session:
         return self

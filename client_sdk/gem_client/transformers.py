@@ -22,7 +22,7 @@ from gem_api.process.extras import install
 from gem_client.session import Session
 from gem_client.torch import Optimizer, ShardSampler
 from gem_client.torch.optimizer_spec import On
-from gem_client.torch.passes import Passes
+from gem_client.torch.sampler import Passes
 
 try:
     from transformers import TrainerCallback
@@ -66,13 +66,13 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
     """
 
     lr_scheduler: Any
+    _passes: Passes
 
     def __init__(self, *args: Any, session: Session, on: On = "worker", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._session = session
         self._on: On = on
         self._gem_optimizer: Optimizer | None = None
-        self._passes: Passes | None = None
         self._stops_itself = self.args.max_steps > 0
         self._require_supported()
         self.add_callback(_RunCallback(self))
@@ -139,7 +139,6 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Trains on a batch, and notes its loss, which the trainer has divided for accumulation."""
-        assert self._passes is not None
         assert self._gem_optimizer is not None
         self._passes.deliver()
         loss = super().training_step(*args, **kwargs)
@@ -183,7 +182,6 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
         """Commits the batches of an incomplete accumulation, clipped as the trainer clips. If the run is complete, loads its
         final θ and returns True. A trainer that is `stopping` does not wait for that."""
         assert self._gem_optimizer is not None
-        assert self._passes is not None
         if self.args.max_grad_norm > 0:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         accumulated = self._session.batches_in_hand

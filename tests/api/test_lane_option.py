@@ -1,4 +1,4 @@
-"""The setting lane_listen of gem-server: where the lane is by default, and what is said about an address that can't be used."""
+"""The settings lane_listen and memory_socket of gem-server: the defaults, and the errors for an address that is wrong."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ def test_by_default_the_lane_is_at_the_port_after_that_of_grpc(listen: str, lane
 
 
 @pytest.mark.parametrize(
-    ("choice", "config"), [("auto", None), ("off", ""), ("0.0.0.0:7000", "0.0.0.0:7000")], ids=["auto", "off", "address"]
-)
-def test_the_option_is_auto_off_or_an_address(choice: str, config: str | None) -> None:
+    ("setting", "choice", "config"),
+    [
+        ("lane_listen", "auto", None), ("lane_listen", "off", ""), ("lane_listen", "0.0.0.0:7000", "0.0.0.0:7000"),
+        ("memory_socket", "off", ""), ("memory_socket", "/run/gem", "/run/gem"),
+    ],
+)  # fmt: skip
+def test_the_setting_is_auto_off_or_an_address(setting: str, choice: str, config: str | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEM_LANE_LISTEN", choice)
-        assert main.make_context("gem-server", []).params["lane_listen"] == config
+        patch.setenv(f"GEM_{setting.upper()}", choice)
+        assert main.make_context("gem-server", []).params[setting] == config
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from gem_client import Session, connect
-from kit.model import model
+from kit.model import GRADIENT, Patience, Wire, model
 from kit.regions import abstract, linux_only
 from kit.server import Live, config, serving
 
@@ -48,6 +49,15 @@ def session(live: Live) -> Iterator[Session]:
         joined.join(model())
         assert joined.shares_memory == bool(live.config.memory_socket)
         yield joined
+
+
+@contextmanager
+def trained(live: Live, patience: Patience, **settings: Any) -> Iterator[tuple[Wire, Session]]:
+    """A session with one commit, behind a network that can be broken."""
+    with Wire(live.address, live) as wire, connect(wire.address, retry=patience.retry(), **settings) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        yield wire, session
 
 
 @pytest.fixture(params=["grpc", "tcp", pytest.param("memory", marks=linux_only)])

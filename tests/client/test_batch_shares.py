@@ -161,6 +161,7 @@ def test_other_runs_have_whole_batches_and_their_commits_say_nothing(member: Mem
     member.links.leader.batch_share = 0.25
     shards = shards_of(member, 10)
     assert shards.batch_share == 1
+    assert shards.share_of([], 0.5) == 0, "also if the loop says one"
     assert [(len(indices), commit(shards, member)[1]) for indices in loader(shards, 0)] == [(4, 0.0), (4, 0.0), (2, 0.0)]
 
 

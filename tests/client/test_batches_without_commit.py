@@ -42,8 +42,7 @@ def train_to_the_end(session: Session, loop: Any, leave_out: Any) -> Counter[int
 
 
 @each_loop
-@pytest.mark.parametrize("leaving", ["continue", "break"])
-@pytest.mark.parametrize("numbers", [{1}, {2, 5}, {7}], ids=["first", "middle", "last"])
+@pytest.mark.parametrize(("leaving", "numbers"), [("continue", {1}), ("break", {2, 5}), ("continue", {7})], ids=str)
 def test_a_batch_that_got_no_commit_is_trained_on_before_the_run_is_complete(
     loop: Any, leaving: str, numbers: set[int]
 ) -> None:

@@ -44,8 +44,8 @@ class Member:
 
     address, version, steps_done = "host:1", 7, 3
 
-    def __init__(self, answer: pb.GetStatusResponse | Exception) -> None:
-        self._answer = answer
+    def __init__(self, answer: pb.GetStatusResponse | Exception, name: str) -> None:
+        self._answer, self.name = answer, name
         self.links = self.leader = self.connection = self
 
     def require_usable(self) -> None: ...
@@ -57,8 +57,8 @@ class Member:
 
 
 def drawn(answer: pb.GetStatusResponse | Exception, name: str = "alice") -> str:
-    member: Any = Member(answer)
-    return card.card(name, member)
+    member: Any = Member(answer, name)
+    return card.card(member)
 
 
 def lines(curves: pb.RunCurves) -> list[list[tuple[float, float]]]:
@@ -100,54 +100,40 @@ def test_a_session_that_has_not_joined_shows_the_run_and_does_not_join(live: Liv
         assert workers(live) == []
 
 
-def test_a_run_of_a_fixed_number_of_steps_shows_how_many() -> None:
-    status = pb.GetStatusResponse()
-    status.hyperparameters.steps = 1_000
-    assert "own commits 3 of 1,000" in text(drawn(status))
+STATES: dict[str, tuple[dict[str, Any], str]] = {
+    "steps": ({"hyperparameters": pb.Hyperparameters(steps=1_000)}, "own commits 3 of 1,000"),
+    "begun": ({"shards": pb.ShardStatus(epochs=4)}, "epoch 1 of 4, 0 % of the run"),
+    "in epoch 2": (
+        {"shards": pb.ShardStatus(epoch=1, epochs=4, completed=10, leased=3, pending=3)},  # 10 of 32 shards
+        "epoch 2 of 4, 31 % of the run",
+    ),
+    "ended": ({"shards": pb.ShardStatus(epoch=3, epochs=4, completed=32)}, "epoch 4 of 4, 100 % of the run"),
+    "endless": ({"shards": pb.ShardStatus(epoch=6, completed=9)}, "epoch 7 version"),
+    "stalled": ({"state": pb.RUN_STATE_STALLED, "stall": pb.Stall(reason="the disk is full")}, "the disk is full"),
+    "of a newer server": ({"state": 99}, "state 99 · server host:1"),
+}
+
+
+@pytest.mark.parametrize(("status", "expected"), STATES.values(), ids=STATES)
+def test_it_says_how_far_the_run_is_with_a_bar_if_it_has_a_last_epoch(status: dict[str, Any], expected: str) -> None:
+    html = drawn(pb.GetStatusResponse(**status))
+    assert expected in text(html)
+    bars = re.findall(r"(?<!-)width:(\d+)%", html)
+    assert bars == ([expected.split()[4]] if "% of the run" in expected else [])
 
 
 @pytest.mark.parametrize(
-    ("shards", "expected"),
+    ("curves", "points"),
     [
-        (pb.ShardStatus(epochs=4), "epoch 1 of 4, 0 % of the run"),
-        (pb.ShardStatus(epoch=1, epochs=4, completed=10, leased=3, pending=3), "epoch 2 of 4, 31 % of the run"),  # 10 of 32
-        (pb.ShardStatus(epoch=3, epochs=4, completed=32), "epoch 4 of 4, 100 % of the run"),
+        (
+            pb.RunCurves(seconds=[0, 1, 2, 4], loss=[4, 2, np.nan, 1], staleness=[np.nan] * 4, pi_median=[np.inf] * 4),
+            [[(3, 3), (56.5, 36.3), (217, 53), (217, 53)]],
+        ),
+        (pb.RunCurves(seconds=[0], loss=[0.5]), [[(110, 28), (110, 28)]]),  # in the middle; one point would be invisible
     ],
 )
-def test_the_bar_is_the_share_of_the_shards_of_all_epochs(shards: pb.ShardStatus, expected: str) -> None:
-    html = drawn(pb.GetStatusResponse(shards=shards))
-    assert expected in text(html)
-    assert f"width:{expected.split()[4]}%" in html
-
-
-def test_a_run_without_a_last_epoch_has_no_bar() -> None:
-    html = drawn(pb.GetStatusResponse(shards=pb.ShardStatus(epoch=6, completed=9)))
-    assert "epoch 7 version" in text(html)
-    assert "width:" not in re.sub(r"(max|stroke)-width:", "", html)
-
-
-def test_a_server_that_is_stalled_says_why() -> None:
-    stalled = pb.GetStatusResponse(state=pb.RUN_STATE_STALLED, stall=pb.Stall(reason="the disk is full"))
-    assert "the disk is full" in text(drawn(stalled))
-
-
-def test_a_state_of_a_newer_server_is_shown_by_its_number() -> None:
-    assert "state 99 · server host:1" in text(drawn(pb.GetStatusResponse(state=99)))  # type: ignore[arg-type]
-
-
-# -- its curves
-
-
-def test_a_curve_leaves_out_what_is_not_known() -> None:
-    curves = pb.RunCurves(seconds=[0, 1, 2, 4], loss=[4, 2, np.nan, 1], staleness=[np.nan] * 4, pi_median=[np.inf] * 4)
-    assert lines(curves) == [[(3, 3), (56.5, 36.3), (217, 53), (217, 53)]]
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_a_steady_curve_is_in_the_middle(count: int) -> None:
-    (line,) = lines(pb.RunCurves(seconds=range(count), loss=[0.5] * count))
-    assert {y for _, y in line} == {28}
-    assert len(line) >= 2, "a line of one point is invisible"
+def test_a_curve_leaves_out_what_is_not_known(curves: pb.RunCurves, points: list[list[tuple[float, float]]]) -> None:
+    assert lines(curves) == points
 
 
 # -- it is harmless
@@ -182,11 +168,12 @@ def test_any_figures_make_a_card(status: pb.GetStatusResponse) -> None:
 # -- it does not raise
 
 
-def test_a_lost_server_is_said(live: Live, session: Session) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_lost_server_and_a_closed_session_are_said_with_its_own_figures(closed: bool, live: Live, session: Session) -> None:
     session.commit(GRADIENT)
-    live.stop()
+    (session.close if closed else live.stop)()
     said = shown(session)
-    assert f"no server at {live.address} (is gem-server running?)" in said
+    assert ("this session is closed" if closed else f"no server at {live.address} (is gem-server running?)") in said
     assert said.endswith("version 1 own commits 1")
 
 
@@ -202,21 +189,6 @@ def test_a_server_that_does_not_answer_is_not_waited_for_long(live: Live, monkey
 @pytest.mark.parametrize("error", [ServerUnavailable("it is gone"), RuntimeError("it is gone"), OSError(5, "it is gone")])
 def test_no_error_leaves_the_card(error: Exception) -> None:
     assert "it is gone" in text(drawn(error))
-
-
-def test_a_broken_session_makes_a_card(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as broken:
-        broken.delattr(session._member, "links")
-        assert "AttributeError" in shown(session)
-
-
-def test_a_closed_session_says_so_and_keeps_its_figures(live: Live) -> None:
-    with connect(live.address) as session:
-        session.join(model())
-        session.commit(GRADIENT)
-    said = shown(session)
-    assert "this session is closed" in said
-    assert said.endswith("version 1 own commits 1")
 
 
 def test_the_copy_in_a_forked_process_asks_no_server(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

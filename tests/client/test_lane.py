@@ -1,12 +1,13 @@
-"""Sessions over a lane: how they end, forks, overlap, wire formats, and that no socket or memory is left behind."""
+"""Sessions over a lane: how they end, forks, wire formats, and that no socket or memory is left behind."""
 
 from __future__ import annotations
 
 import gc
-import socket
+import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,20 +39,27 @@ from kit.regions import held_open, mapped
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
-def open_sockets() -> set[int]:
-    """The ids of this process's open sockets, of the server's threads too."""
+def left_open() -> set[str]:
+    """This process's open sockets and the memory that it shares, of the server's threads too."""
     gc.collect()
-    # By type, because `isinstance` would ask the objects themselves, and some of other libraries then warn.
-    return {id(one) for one in gc.get_objects() if issubclass(type(one), socket.socket) and one.fileno() != -1}
+    found = {*mapped(os.getpid()), *held_open()}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(entry))
+    return {name for name in found if name.isdecimal() or name.startswith("socket:")}
 
 
 @contextmanager
-def nothing_left_open() -> Iterator[None]:
+def nothing_left_open(live: Live) -> Iterator[None]:
     """The block closes every socket that it opens, and unmaps and closes all shared memory."""
-    before, memory = open_sockets(), (set(mapped()), set(held_open()))
+    before = left_open()
     yield
-    wait_until(lambda: open_sockets() <= before, "all sockets of the block to be closed")
-    wait_until(lambda: set(mapped()) <= memory[0] and set(held_open()) <= memory[1], "all memory of the block to be freed")
+
+    def closed() -> bool:
+        live.on_loop(live.server.wiring.lane.regions.take_back)  # the server itself does so once a second
+        return left_open() <= before
+
+    wait_until(closed, "all sockets and all memory of the block to be closed")
 
 
 # -- what is left behind
@@ -87,17 +95,15 @@ def is_forgotten(session: Session) -> None:
     """Nobody closes it."""
 
 
-@pytest.mark.parametrize("end", [closes, ends_with_an_error, is_rejected_and_closes, waits_for_the_end, is_forgotten])
-def test_a_session_leaves_no_socket_and_no_memory_behind(
-    end: Callable[[Session], None], transport: Transport, live: Live
-) -> None:
-    with nothing_left_open():
-        session = trained(live)
-        assert transports(live) == {session.name: transport.name}
-        end(session)
-        del session
-        if end is is_forgotten:
-            expire_all(live)  # until then the server keeps what belongs to the lease
+def test_sessions_leave_no_socket_no_memory_and_no_lease_behind_however_they_end(transport: Transport, live: Live) -> None:
+    with nothing_left_open(live):
+        for end in (closes, ends_with_an_error, is_rejected_and_closes, waits_for_the_end, is_forgotten):
+            session = trained(live)
+            assert transports(live) == {session.name: transport.name}
+            end(session)
+            del session
+        expire_all(live)  # until then the server keeps what belongs to the lease of the last one
+    assert ended(live) == {"left": 4, "expired": 1}
 
 
 @pytest.mark.long
@@ -117,7 +123,7 @@ session.commit(numpy.ones(3, numpy.float32))
 
 def test_closing_from_another_thread_ends_an_exchange_at_once(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gem_client.run.membership.LEAVE_SECONDS", 0.1)  # the answer to the goodbye is lost too
-    with serving(config(PLAIN, **transport.settings)) as live, nothing_left_open(), Wire(live.address, live) as wire:
+    with serving(config(PLAIN, **transport.settings)) as live, nothing_left_open(live), Wire(live.address, live) as wire:
         close_in_mid_exchange(live, wire)
         assert outcomes(live) == {"applied": 2}
 
@@ -144,7 +150,7 @@ def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live
         return open_lane(*arguments)
 
     monkeypatch.setattr("gem_client.transport.connection.open_network_lane", slow)
-    with nothing_left_open():
+    with nothing_left_open(live):
         patience = Patience()
         session = connect(live.address, retry=patience.retry())
         joining = in_background(lambda: session.join(model()))
@@ -195,16 +201,12 @@ def test_a_forked_child_that_closes_its_copy_leaves_the_parents_lane_alone(trans
     assert ended(live) == {"left": 1}
 
 
-# -- overlap
-
-
 # -- wire formats
 
 LARGE = 300_001  # float32: more than one chunk
 
 
-@pytest.mark.parametrize("again", ["lane", "grpc"])
-@pytest.mark.parametrize("dtype", WIRE_FORMATS)
+@pytest.mark.parametrize(("dtype", "again"), [("int8", "lane"), ("int8", "grpc"), ("bfloat16", "lane")])
 def test_a_gradient_that_breaks_off_halfway_is_sent_again_with_the_same_bytes(dtype: str, again: str) -> None:
     """int8 carries its rounding error over: a resend that was encoded anew with it would be another gradient."""
     gradients: Array = np.random.default_rng(9).standard_normal((4, LARGE), np.float32)
@@ -241,19 +243,13 @@ def test_the_lanes_port_is_on_the_host_that_grpc_was_reached_at(live: Live) -> N
     ("address", "host"),
     [
         ("server:50051", "server"),
-        ("10.0.0.1:50051", "10.0.0.1"),
         ("[::1]:50051", "::1"),
         ("dns:///server.example:50051", "server.example"),
         ("dns:server:50051", "server"),
-        ("ipv4:10.0.0.1:50051", "10.0.0.1"),
         ("ipv6:[fe80::1]:50051", "fe80::1"),
+        *[(address, "") for address in ("unix:/run/gem.sock", "ipv4:10.0.0.1:1,10.0.0.2:1", "xds:///server", "vsock:3:50051")],
     ],
 )
-def test_the_host_of_an_address_of_grpc(address: str, host: str) -> None:
-    assert client_lane._host_of(address) == host
-
-
-@pytest.mark.parametrize("address", ["unix:/run/gem.sock", "ipv4:10.0.0.1:1,10.0.0.2:1", "xds:///server", "vsock:3:50051"])
-def test_an_address_that_names_no_host_leads_to_no_lane(address: str) -> None:
-    with pytest.raises(OSError, match="names no host"):
-        client_lane._host_of(address)
+def test_a_lane_is_on_the_host_that_an_address_of_grpc_names_if_it_names_one(address: str, host: str) -> None:
+    with nullcontext() if host else pytest.raises(OSError, match="names no host"):
+        assert client_lane._host_of(address) == host

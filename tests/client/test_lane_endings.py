@@ -76,7 +76,7 @@ def test_a_lane_that_was_ended_before_its_hello_says_why(ends: tuple[socket.sock
         server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
     server.close()
     with pytest.raises(Draining):
-        Lane(client, TOKEN)
+        Lane(client, TOKEN, DEADLINE)
 
 
 def test_a_lane_that_is_reset_in_the_middle_of_a_gradient_says_why(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -121,8 +121,7 @@ def test_a_client_that_is_refused_in_the_middle_of_a_gradient_sends_no_more_of_i
 
 def exchange(client: socket.socket) -> None:
     """Opens a lane on a connection, and sends a commit."""
-    lane = Lane(client, TOKEN)
-    lane.wait_at_most(DEADLINE)
+    lane = Lane(client, TOKEN, DEADLINE)
     gradient, theta = np.ones(SIZE, np.float32), np.empty(SIZE, np.float32)
     pieces = (gradient[at : at + (1 << 18)].view(np.uint8) for at in range(0, SIZE, 1 << 18))
     try:

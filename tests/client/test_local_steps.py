@@ -67,17 +67,20 @@ class ByHand:
 # -- what a window commits
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.2])
-def test_a_gradient_run_gets_the_mean_of_the_windows_gradients(weight_decay: float) -> None:
-    settings = replace(AGN, weight_decay=weight_decay)
+@pytest.mark.parametrize(("weight_decay", "momentum"), [(0.0, 0.0), (0.2, 0.9)])
+def test_a_gradient_run_gets_the_mean_of_the_windows_gradients(weight_decay: float, momentum: float) -> None:
+    """Momentum moves the worker, not what is committed."""
+    settings = replace(AGN, weight_decay=weight_decay, local_momentum=momentum)
     with serving(config(settings)) as live:
         model = network()
+        hand = ByHand(model, settings)
         with training(live, model) as (optimizer, session):
             assert session.update_kind == "gradient"
             for window in range(3):
                 given = theta(live)
                 assert_holds(model, given)
-                hand = ByHand(model, settings)
+                set_to(hand.model, given)
+                hand.gradients.clear()
                 for step in range(3 * window, 3 * window + 3):
                     assert version(live) == window
                     assert_holds(model, hand.x)
@@ -116,18 +119,6 @@ def test_a_rule_that_takes_deltas_gets_one_of_a_single_step() -> None:
             hand.step(0)
             np.testing.assert_allclose(theta(live), given + 0.25 * (hand.x - given), **CLOSE)
             assert_holds(model, hand.x - 0.25 * (hand.x - given))
-
-
-def test_momentum_of_a_gradient_run_moves_the_worker_and_not_what_is_committed() -> None:
-    settings = Hyperparameters(rule="agn", learning_rate=RATE, local_steps=3, local_momentum=0.9)
-    with serving(config(settings)) as live:
-        model = network()
-        with training(live, model) as (optimizer, _):
-            given, hand = theta(live), ByHand(model, settings)
-            for step in range(3):
-                take_step(model, optimizer, step)
-                hand.step(step)
-            np.testing.assert_allclose(theta(live), given - RATE * np.mean(hand.gradients, axis=0), **CLOSE)
 
 
 @pytest.mark.parametrize("made_with", [torch.bfloat16, torch.float32], ids=["always bfloat16", "converted later"])
@@ -219,22 +210,6 @@ def test_weight_decay_of_plain_gradients_is_that_of_sgd() -> None:
                 take_step(model, optimizer, step)
                 take_step(twin, sgd, step)
                 assert_holds(model, flat(twin))
-
-
-def test_weight_decay_with_overlap_is_taken_where_the_gradient_is() -> None:
-    """By hand: ∇½|x|² + ½·x, each one step late."""
-    settings = Hyperparameters(rule="downpour", learning_rate=RATE, weight_decay=0.5)
-    with serving(config(settings)) as live, connect(live.address) as session:
-        parameter = nn.Parameter(torch.ones(5))
-        optimizer = Optimizer([("x", parameter)], session, overlap=True)
-        x = [1.0]
-        for step in range(6):
-            optimizer.zero_grad()
-            (0.5 * (parameter**2).sum()).backward()
-            optimizer.step()
-            x.append(x[-1] - RATE * 1.5 * x[max(0, step - 1)])
-        optimizer.finish()
-        np.testing.assert_allclose(theta(live), np.full(5, x[-1]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("local_steps", [1, 2])
@@ -434,12 +409,3 @@ def test_a_server_that_comes_back_with_other_settings_has_its_workers_go_by_them
                 take_step(model, optimizer, step)
                 take_step(twin, sgd, step)
             np.testing.assert_allclose(theta(back), flat(twin), **CLOSE)
-
-
-# -- what is refused
-
-
-@pytest.mark.parametrize("settings", [AGN, Hyperparameters(rule="diloco")], ids=["local steps", "deltas"])
-def test_overlap_is_refused(settings: Hyperparameters) -> None:
-    with serving(config(settings)) as live, connect(live.address) as session, pytest.raises(InvalidRequest, match="overlap"):
-        Optimizer(network().named_parameters(), session, overlap=True)

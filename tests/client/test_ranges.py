@@ -31,18 +31,6 @@ def test_a_session_knows_the_whole_model_and_one_lease(tmp_path: Path) -> None:
         assert (session.version, session.steps_done, session.generation) == (1, 1, 1)
 
 
-def test_a_gradient_in_the_sessions_buffer_and_one_of_the_callers(tmp_path: Path) -> None:
-    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
-        first = session.join(large_model()).copy()
-        session.gradient[:] = GRADIENT
-        np.testing.assert_array_equal(session.commit(session.gradient).theta, first - 0.25)
-        own = GRADIENT.astype(np.float64)
-        answer = session.commit(own)
-        assert answer.theta is session.theta
-        np.testing.assert_array_equal(answer.theta, first - 0.25 - np.float32(0.25))
-        np.testing.assert_array_equal(own, 0.5)
-
-
 @linux_only
 def test_servers_that_differ_in_how_they_are_reached(tmp_path: Path) -> None:
     with ranges(tmp_path, 2, PLAIN, memory=True) as run:
@@ -98,21 +86,6 @@ def test_a_reader_joins_the_ranges(tmp_path: Path) -> None:
         assert workers(run.lives[1]) == [session.name]
 
 
-def test_a_worker_reads_without_a_change_of_what_its_next_gradient_is_computed_on(tmp_path: Path) -> None:
-    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as ann, connect(run.address) as bob:
-        ann.join(large_model())
-        bob.join(large_model())
-        base = ann.base
-        bob.commit(GRADIENT)
-        read = ann.read()
-        np.testing.assert_array_equal(read, run.theta)
-        assert ann.base == base
-        assert ann.commit(GRADIENT).staleness == 1
-        ann.commit(GRADIENT)
-        np.testing.assert_array_equal(ann.pull(), run.theta)
-        assert ann.base == (3, 1, (3,))
-
-
 def test_a_reader_of_a_server_that_does_not_lead_is_told(tmp_path: Path) -> None:
     with ranges(tmp_path, 2) as run, connect(run.address) as session, connect(run.lives[1].address) as astray:
         session.join(large_model())
@@ -133,6 +106,3 @@ def test_the_token_and_the_authority_count_for_every_range(tmp_path: Path) -> No
             assert session.transport == "tls"
             np.testing.assert_array_equal(session.theta, run.theta)
         assert run.each(ended) == [{"left": 1}] * 2
-
-
-# -- leaving

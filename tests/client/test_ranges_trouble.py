@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import signal
+import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 from client.conftest import Transport
 from client.range_helpers import GRADIENT, SIZE, Ranges, gradients, large_model, ranges, train
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, NonFiniteGradient, TransportError, connect
+from gem_client import InvalidRequest, NonFiniteGradient, SettingsDiffer, TransportError, connect
 from gem_client.run.link import Link
 from gem_client.torch import Optimizer
 from kit.model import PLAIN, Array, Patience, ended, expire_all, in_background, outcomes, version, workers
@@ -175,25 +177,6 @@ def test_a_part_that_is_rejected_uses_up_the_number_and_the_next_commit_works(tr
         assert session.transport == transport.name
 
 
-def test_a_rejected_part_is_followed_by_the_same_bits_in_int8(tmp_path: Path) -> None:
-    """The rounding error of the part that was rejected does not change; those of the others do."""
-
-    def played(folder: Path, poison: bool) -> Array:
-        with ranges(folder, 2, PLAIN) as run, connect(run.address, gradient_dtype="int8") as session:
-            first = session.join(large_model())
-            for step, gradient in zip(range(4), gradients(), strict=False):
-                update = gradient(first * 0)
-                if step != 2:
-                    session.commit(update)
-                elif poison:
-                    update[-1] = np.nan
-                    with pytest.raises(NonFiniteGradient):
-                        session.commit(update)
-            return run.theta[SECOND]
-
-    np.testing.assert_array_equal(played(tmp_path / "with", True), played(tmp_path / "without", False))
-
-
 def test_an_optimizer_takes_what_the_other_ranges_have_applied(tmp_path: Path) -> None:
     """Its next gradient is computed on the new θ of those, and is said to be."""
     with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
@@ -315,25 +298,6 @@ def test_after_ctrl_c_the_session_is_usable_and_no_thread_goes_on(transport: Tra
         assert run.each(lambda live: ended(live)["left"]) == [1, 1, 1]
 
 
-def test_ctrl_c_while_the_session_waits_for_another_range(tmp_path: Path) -> None:
-    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
-        session.join(large_model())
-        main = threading.get_ident()
-
-        def press() -> None:
-            wait_until(lambda: version(run.lives[0]) == 1, "range 0 to apply its part")
-            signal.pthread_kill(main, signal.SIGINT)
-
-        with apply_thread_held(run.lives[1]):
-            pressing = in_background(press)
-            with pytest.raises(KeyboardInterrupt):
-                session.commit(GRADIENT)
-        pressing.result(DEADLINE)
-        assert session.commit(GRADIENT).lost
-        assert not session.commit(GRADIENT).lost
-        np.testing.assert_array_equal(session.theta, run.theta)
-
-
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -343,7 +307,7 @@ def test_an_interrupted_read_does_not_end_the_lease(tmp_path: Path, monkeypatch:
         session.join(large_model())
         session.commit(GRADIENT)
         with monkeypatch.context() as interrupting:
-            interrupting.setattr("gem_client.run.links._run", interrupt)
+            interrupting.setattr(Future, "exception", interrupt)  # while it waits for range 1
             with pytest.raises(KeyboardInterrupt):
                 session.read()
         np.testing.assert_array_equal(session.read(), run.theta)
@@ -358,3 +322,45 @@ def test_without_a_second_server_there_is_no_thread_for_it(tmp_path: Path) -> No
         session.commit(GRADIENT)
         session.read()
         assert threads_of_ranges() == 0
+
+
+# -- servers that are restarted one by one with other hyper-parameters
+
+
+def changed(run: Ranges, index: int, **changes: Any) -> None:
+    """Restarts one server with these hyper-parameters."""
+    run.lives[index].stop()
+    run.back(index, hyperparameters=replace(PLAIN, **changes), given=frozenset(changes))
+
+
+@pytest.mark.parametrize(("order", "changes"), [((0, 1), {"learning_rate": 0.25}), ((1, 0), {"epochs": 7})], ids=str)
+def test_a_worker_that_registers_while_servers_are_restarted_one_by_one_waits(
+    order: tuple[int, int], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    patience = Patience()
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address, retry=patience.retry()) as session:
+        with connect(run.address) as first:
+            first.join(large_model())
+            first.commit(GRADIENT)
+        changed(run, order[0], **changes)
+        joining = in_background(lambda: session.join(large_model()))
+        wait_until(lambda: patience.pauses, "the worker to wait")
+        assert not joining.done()
+        changed(run, order[1], **changes)
+        joining.result(DEADLINE)
+        assert session.commit(GRADIENT).version == 2
+        assert run.each(version) == [2, 2]
+
+
+def test_servers_that_stay_different_are_named_with_what_differs(tmp_path: Path) -> None:
+    patience = Patience()
+    patience.run_out()
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address, retry=patience.retry()) as session:
+        with connect(run.address) as first:
+            first.join(large_model())
+        changed(run, 1, learning_rate=0.25)
+        with pytest.raises(SettingsDiffer) as error:
+            session.join(large_model())
+        text = f"range 1/2 at {run.lives[1].address}: .*learning_rate 0.5 there, 0.25 here.*; range 0 is at {run.address}"
+        assert re.fullmatch(text, str(error.value))
+        assert patience.pauses

@@ -10,11 +10,11 @@ from pathlib import Path
 import gem_client
 import numpy as np
 import pytest
-from client.conftest import Transport
-from gem_client import Session, TransportError, connect
-from kit.model import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, transports, version
+from client.conftest import Transport, trained
+from gem_client import TransportError, connect
+from kit.model import GRADIENT, PLAIN, Patience, ended, in_background, model, outcomes, theta, transports, version
 from kit.regions import linux_only
-from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.server import DEADLINE, config, serving, wait_until
 
 
 def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_lease(transport: Transport, tmp_path: Path) -> None:
@@ -36,27 +36,16 @@ def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_leas
 
 
 def test_a_session_that_has_lost_the_wire_goes_on_where_it_was(transport: Transport) -> None:
-    with (
-        serving(config(PLAIN, **transport.settings)) as live,
-        Wire(live.address, live) as wire,
-        connect(wire.address, retry=Patience().retry()) as session,
-    ):
-        session.join(model())
-        for done in range(1, 4):
+    with serving(config(PLAIN, **transport.settings)) as live, trained(live, Patience()) as (wire, session):
+        for done in range(2, 5):
             wire.cut()
             assert session.commit(GRADIENT).version == done
             assert transports(live) == {session.name: transport.name}
-        assert (session.generation, outcomes(live)) == (1, {"applied": 3})
+        assert (session.generation, outcomes(live)) == (1, {"applied": 4})
 
 
 def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(transport: Transport) -> None:
-    with (
-        serving(config(PLAIN, **transport.settings)) as live,
-        Wire(live.address, live) as wire,
-        connect(wire.address, retry=Patience().retry()) as session,
-    ):
-        session.join(model())
-        session.commit(GRADIENT)
+    with serving(config(PLAIN, **transport.settings)) as live, trained(live, Patience()) as (wire, session):
         wire.lose_answers()
         waiting = in_background(lambda: session.commit(GRADIENT))
         wait_until(lambda: version(live) == 2, "the commit to be applied")
@@ -106,21 +95,12 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(trans
             assert transports(back) == {session.name: transport.name}
 
 
-def test_join_gives_up_on_an_address_where_nobody_listens() -> None:
-    patience = Patience()
-    patience.run_out()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with connect(address, retry=patience.retry()) as session, pytest.raises(TransportError):
-        session.join(model())
-
-
 def test_a_listener_that_never_answers_is_given_up() -> None:
     patience = Patience()
     patience.run_out()
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
-        with connect(address, retry=patience.retry(), timeout=0.5) as session:
+        with connect(address, retry=patience.retry(), timeout=0.3) as session:
             for use in (lambda: session.join(model()), session.pull):
                 with pytest.raises(TransportError):
                     in_background(use).result(DEADLINE)
@@ -128,13 +108,7 @@ def test_a_listener_that_never_answers_is_given_up() -> None:
 
 def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(transport: Transport) -> None:
     patience = Patience()
-    with (
-        serving(config(PLAIN, **transport.settings)) as live,
-        Wire(live.address, live) as wire,
-        connect(wire.address, retry=patience.retry(), timeout=1.0) as session,
-    ):
-        session.join(model())
-        session.commit(GRADIENT)
+    with serving(config(PLAIN, **transport.settings)) as live, trained(live, patience, timeout=0.3) as (wire, session):
         assert transports(live) == {session.name: transport.name}
         wire.stall()
         patience.run_out()
@@ -146,13 +120,3 @@ def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(
         assert session.commit(GRADIENT).lost
         assert not session.commit(GRADIENT).lost
         assert transports(live) == {session.name: transport.name}
-
-
-def test_a_readers_pull_that_makes_no_progress_is_broken_off(live: Live, session: Session) -> None:
-    patience = Patience()
-    with Wire(live.address) as wire, connect(wire.address, retry=patience.retry(), timeout=1.0) as reader:
-        reader.pull()
-        wire.stall()
-        patience.run_out()
-        with pytest.raises(TransportError):
-            in_background(reader.pull).result(DEADLINE)

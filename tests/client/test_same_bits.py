@@ -40,7 +40,7 @@ LOOPS = {
     "local steps of gem": Hyperparameters(local_steps=2),
 }
 WITNESSES = 8  # elements that the oracle computes, one after the other
-quick = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=7, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 many = settings(quick, max_examples=150, derandomize=False)
 
 

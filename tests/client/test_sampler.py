@@ -14,7 +14,7 @@ from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
 from gem_client.run.shards import Shards
 from gem_client.torch import Optimizer, ShardSampler
 from kit.model import SIZE
-from kit.server import Live, config, serving, wait_until
+from kit.server import Live, config, serving
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -100,36 +100,6 @@ def train_windows(session: Session, batches: Shards) -> Iterator[list[int]]:
             if number % session.batches_per_commit == 0:
                 windows = session.hyperparameters.local_steps > 1
                 session.commit(ZERO, batches=session.batches_per_commit if windows else None)
-
-
-def test_a_loader_may_read_ahead_of_the_commits() -> None:
-    with serving(config(settings(epochs=2))) as live, joined(live, "a") as session:
-        batches = iter(session.shards(SAMPLES))
-        ahead = [next(batches) for _ in range(5)]
-        assert ledger(live)["completed"] == 0
-        for _ in ahead:
-            session.commit(ZERO)
-        wait_until(lambda: ledger(live)["completed"] == 1, "the first shard to be complete")
-        assert ledger(live) | {"pending": None, "leased": None} == {
-            "pending": None,
-            "leased": None,
-            "completed": 1,
-            "samples_completed": 10,
-            "samples_committed": 18,
-        }
-
-
-def test_accumulation_over_an_odd_number_of_batches_comes_to_the_end_of_the_run() -> None:
-    def train(session: Session) -> int:
-        steps = 0
-        for number, _ in enumerate(session.shards(SAMPLES), start=1):
-            if number % 2 == 0:
-                session.commit(ZERO, batches=2)
-                steps += 1
-        return steps
-
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        assert run_to_its_end(lambda: train(session)) >= 3
 
 
 def test_a_batch_whose_gradient_was_refused_does_not_keep_the_run_from_its_end() -> None:

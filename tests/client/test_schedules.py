@@ -210,14 +210,6 @@ def test_what_the_server_can_not_follow_is_refused_with_what_it_can(make: Callab
     assert "\n" not in str(refused.value)
 
 
-def test_the_pct_start_that_an_error_names_works() -> None:
-    optimizer = adamw(make_model())
-    spec = describe_optimizer(optimizer, "server", (), one_cycle(optimizer, total_steps=1005, pct_start=0.29950248756218906))
-    assert spec.choice is not None
-    assert spec.choice.schedule is not None
-    assert spec.choice.schedule.warmup_versions == 300
-
-
 def test_a_cosine_that_would_rise_is_refused() -> None:
     optimizer = simple(make_model())
     with pytest.raises(InvalidRequest, match=r"eta_min must be at least 0 and at most the learning rate, not 0\.5"):

@@ -13,14 +13,14 @@ from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
 from gem_client import InvalidRequest, NotInitialized, Session, connect
 from gem_client.transport.channel import Stub, open_channel
-from kit.model import GRADIENT, PLAIN, SIZE, Array, in_background, model, theta, workers
+from kit.model import GRADIENT, PLAIN, SIZE, in_background, model, theta, workers
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
 @pytest.mark.usefixtures("transport")
 def test_one_worker_joins_commits_and_sees_theta_move(live: Live) -> None:
     with gem_client.connect(live.address) as session:
-        first = session.join({"w": np.ones((2, 3)), "b": np.zeros(3)}).copy()
+        first = session.join({"w": np.ones((2, 3)), "b": np.zeros(3)}).copy()  # in the order of the model
         answer = session.commit(np.full(9, 0.5, np.float32), loss=1.0)
         assert answer.version == 1
         assert answer.staleness == 0
@@ -73,13 +73,6 @@ def test_wrong_figures_of_an_evaluation_are_refused(session: Session, wrong: dic
         session.report_evaluation(**{"loss": 1.0, **wrong})
 
 
-def test_a_model_may_be_pairs_whose_names_differ(live: Live) -> None:
-    with connect(live.address) as session:
-        with pytest.raises(InvalidRequest, match="occur twice: w"):
-            session.join([("w", np.ones(2)), ("w", np.ones(3))])
-        assert list(session.join([("v", np.ones(2)), ("w", np.zeros(1))])) == [1, 1, 0]
-
-
 FLAT = np.array([1.0] * 6 + [2.0] * 3, np.float32)
 GRADIENTS: dict[str, Any] = {
     "mapping": {"b": np.full(3, 2.0), "w": np.full((2, 3), 1.0)},
@@ -93,11 +86,12 @@ GRADIENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", GRADIENTS)
-def test_a_gradient_is_a_mapping_in_any_order_or_a_flat_array_of_floats(kind: str, transport: Transport) -> None:
+def test_a_gradient_is_a_mapping_in_any_order_or_a_flat_array_of_floats(transport: Transport) -> None:
     with serving(config(PLAIN, **transport.settings)) as live, connect(live.address) as session:
         session.join(model())
-        np.testing.assert_array_equal(session.commit(GRADIENTS[kind]).theta, [0.5] * 6 + [-1.0] * 3)
+        for done, (kind, gradient) in enumerate(GRADIENTS.items(), 1):
+            expected = [1 - 0.5 * done] * 6 + [-1.0 * done] * 3
+            np.testing.assert_array_equal(session.commit(gradient).theta, expected, err_msg=kind)
 
 
 def test_the_caller_may_reuse_its_gradient_after_a_commit(transport: Transport) -> None:
@@ -174,10 +168,3 @@ def test_a_waiting_worker_is_asked_for_the_first_value_when_the_first_dies(live:
         live.clock.advance(0.6 * live.config.lease_seconds)
         np.testing.assert_array_equal(joined.result(DEADLINE), [1] * 6 + [0] * 3)
     channel.close()
-
-
-def test_first_value_is_in_the_order_of_the_joining_models_names(live: Live) -> None:
-    first: dict[str, Array] = {"z": np.array([1, 2], np.float32), "a": np.array([3], np.float32)}
-    with connect(live.address) as session:
-        np.testing.assert_array_equal(session.join(first), [1, 2, 3])
-        np.testing.assert_array_equal(session.layout.split(session.theta)["a"], [3])

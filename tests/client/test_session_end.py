@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from client.conftest import Transport
 from client.range_helpers import ranges
-from gem_client import InvalidRequest, Session, connect
+from gem_client import InvalidRequest, connect
 from gem_server.rpc.training import TrainingServicer
 from kit.model import GRADIENT, ended, in_background, model, workers
 from kit.server import DEADLINE, Live, config, serving
@@ -48,43 +48,21 @@ def test_a_worker_that_ends_without_a_commit_says_so_once(work: Any, lines: int,
         caplog.clear()
         with connect(live.address) as session:
             work(session)
-    assert [record.getMessage().count("made no commit") for record in caplog.records if "no commit" in record.message] == [
-        1
-    ] * lines
-
-
-def test_a_session_is_refused_in_another_process(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as forked:
-        forked.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(InvalidRequest, match="fork"):
-            session.commit(GRADIENT)
-        with pytest.raises(InvalidRequest, match="fork"):
-            session.pull()
-    assert session.commit(GRADIENT).version == 1
+    assert sum("this worker made no commit" in record.getMessage() for record in caplog.records) == lines
 
 
 @pytest.mark.usefixtures("transport")
-def test_a_child_that_closes_its_parents_session_does_not_end_the_lease(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_can_neither_use_nor_end_its_parents_session(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     session = connect(live.address)
     session.join(model())
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(InvalidRequest, match="fork"):
+            session.commit(GRADIENT)
         session.close()
     left = workers(live)
     session.close()
     assert left == [session.name]
-
-
-@pytest.mark.usefixtures("transport")
-def test_the_worker_leaves_even_when_its_block_ends_with_an_error(live: Live) -> None:
-    def fail() -> None:
-        with connect(live.address) as session:
-            session.join(model())
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert ended(live) == {"left": 1}
 
 
 def test_closing_does_not_wait_long_for_a_server_that_is_gone(transport: Transport) -> None:
@@ -122,11 +100,10 @@ print("the end", flush=True)
 """
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_session_that_nobody_closed_does_not_keep_its_process_alive(count: int, tmp_path: Path) -> None:
+def test_a_session_that_nobody_closed_does_not_keep_its_process_alive(tmp_path: Path) -> None:
     """The servers have gone, and the commit under way is tried again for 300 seconds."""
     pipe = subprocess.PIPE
-    with ranges(tmp_path, count) as run:
+    with ranges(tmp_path, 2) as run:
         command = [sys.executable, "-c", LEFT_OPEN, run.address]
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
             try:

@@ -74,7 +74,6 @@ def test_after_the_lease_has_ended_the_next_gradient_is_dropped_and_theta_is_fre
     assert (after.lost, after.version, after.staleness) == (False, 3, 0)
 
 
-@pytest.mark.usefixtures("transport")
 def test_pull_after_the_lease_has_ended_enters_again_and_the_next_commit_counts(live: Live, session: Session) -> None:
     expire_all(live)
     session.pull()
@@ -82,7 +81,6 @@ def test_pull_after_the_lease_has_ended_enters_again_and_the_next_commit_counts(
     assert not session.commit(GRADIENT).lost
 
 
-@pytest.mark.usefixtures("transport")
 def test_a_gradient_computed_under_an_earlier_lease_is_dropped(live: Live, session: Session) -> None:
     expire_all(live)
     session._member.lease_shard(10, ())  # enters again, while the caller still has the θ of the first lease
@@ -92,7 +90,6 @@ def test_a_gradient_computed_under_an_earlier_lease_is_dropped(live: Live, sessi
     assert not session.commit(GRADIENT).lost
 
 
-@pytest.mark.usefixtures("transport")
 def test_of_two_workers_with_one_name_the_first_is_told_and_does_not_fight(live: Live) -> None:
     with connect(live.address, name="twin") as first, connect(live.address, name="twin") as second:
         first.join(model())

@@ -17,36 +17,36 @@ from kit.model import GRADIENT, SIZE, lane_port_of, model, theta, transports
 from kit.ports import free_port
 from kit.server import Live, config, serving
 
-BAD_GRADIENTS: list[Any] = [
-    pytest.param(np.zeros(SIZE - 1, np.float32), LayoutMismatch, id="short"),
-    pytest.param(np.zeros((3, 3), np.float32), LayoutMismatch, id="not flat"),
-    pytest.param(np.zeros(SIZE, np.int64), LayoutMismatch, id="integers"),
-    pytest.param(np.zeros(SIZE, np.complex64), LayoutMismatch, id="complex"),
-    pytest.param({"w": np.zeros((2, 3))}, LayoutMismatch, id="a tensor missing"),
-    pytest.param({**model(), "x": np.zeros(1)}, LayoutMismatch, id="a strange tensor"),
-    pytest.param({"w": np.zeros((3, 2)), "b": np.zeros(3)}, LayoutMismatch, id="misshapen tensor"),
-    pytest.param({"w": np.zeros((2, 3), complex), "b": np.zeros(3)}, LayoutMismatch, id="complex tensor"),
-    pytest.param({"w": np.zeros((2, 3), int), "b": np.zeros(3)}, LayoutMismatch, id="integer tensor"),
-    pytest.param(np.full(SIZE, np.nan, np.float32), NonFiniteGradient, id="NaN"),
-    pytest.param(np.full(SIZE, np.inf, np.float32), NonFiniteGradient, id="infinity"),
-    pytest.param(np.full(SIZE, 1e35, np.float32), NonFiniteGradient, id="far too large"),
-    pytest.param(np.full(SIZE, 1e300), NonFiniteGradient, id="beyond float32"),
+BAD_GRADIENTS: list[tuple[Any, type[RejectedCommit]]] = [
+    (np.zeros(SIZE - 1, np.float32), LayoutMismatch),
+    (np.zeros((3, 3), np.float32), LayoutMismatch),
+    (np.zeros(SIZE, np.int64), LayoutMismatch),
+    (np.zeros(SIZE, np.complex64), LayoutMismatch),
+    ({"w": np.zeros((2, 3))}, LayoutMismatch),
+    ({**model(), "x": np.zeros(1)}, LayoutMismatch),
+    ({"w": np.zeros((3, 2)), "b": np.zeros(3)}, LayoutMismatch),
+    ({"w": np.zeros((2, 3), complex), "b": np.zeros(3)}, LayoutMismatch),
+    ({"w": np.zeros((2, 3), int), "b": np.zeros(3)}, LayoutMismatch),
+    (np.full(SIZE, np.nan, np.float32), NonFiniteGradient),
+    (np.full(SIZE, np.inf, np.float32), NonFiniteGradient),
+    (np.full(SIZE, 1e35, np.float32), NonFiniteGradient),  # far too large
+    (np.full(SIZE, 1e300), NonFiniteGradient),  # beyond float32
 ]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-@pytest.mark.parametrize(("gradient", "error"), BAD_GRADIENTS)
 def test_a_bad_gradient_raises_a_typed_error_and_the_next_commit_goes_through(
-    transport: Transport, live: Live, session: Session, gradient: Any, error: type[RejectedCommit]
+    transport: Transport, live: Live, session: Session
 ) -> None:
     session.commit(GRADIENT)
-    before = theta(live)
-    with pytest.raises(error):
-        session.commit(gradient)
-    np.testing.assert_array_equal(theta(live), before)
-    np.testing.assert_array_equal(session.theta, before)
-    answer = session.commit(GRADIENT)
-    assert (answer.version, answer.lost, session.generation) == (2, False, 1)
+    for done, (gradient, error) in enumerate(BAD_GRADIENTS, 1):
+        before = theta(live)
+        with pytest.raises(error):
+            session.commit(gradient)
+        np.testing.assert_array_equal(theta(live), before)
+        np.testing.assert_array_equal(session.theta, before)
+        answer = session.commit(GRADIENT)
+        assert (answer.version, answer.lost, session.generation) == (done + 1, False, 1)
     assert transports(live) == {session.name: transport.name}
 
 
@@ -55,17 +55,6 @@ def test_another_model_is_refused_by_name_and_the_right_one_may_join(live: Live,
         with pytest.raises(LayoutMismatch, match="'v'"):
             other.join({"v": np.ones((2, 3)), "b": np.zeros(3)})
         np.testing.assert_array_equal(other.join(model()), session.theta)
-
-
-@pytest.mark.parametrize("value", [np.array([1j]), np.array(["a"]), np.array([None])], ids=["complex", "text", "object"])
-def test_parameters_that_are_no_real_numbers_are_refused_with_a_typed_error(live: Live, value: Any) -> None:
-    with connect(live.address) as session, pytest.raises((LayoutMismatch, InvalidRequest)):
-        session.join({"w": value})
-
-
-def test_a_model_without_parameters_is_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest):
-        session.join({})
 
 
 def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_one(transport: Transport, live: Live) -> None:
@@ -77,40 +66,50 @@ def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_o
         assert session.shares_memory == transport.is_memory
 
 
-def test_nothing_but_pull_works_before_join(live: Live) -> None:
-    with connect(live.address) as session:
-        with pytest.raises(InvalidRequest, match="make the Optimizer first, or call join"):
-            session.shards(10)
-        with pytest.raises(InvalidRequest, match="join"):
-            session.commit(GRADIENT)
-        with pytest.raises(InvalidRequest, match="join"):
-            _ = session.hyperparameters
-        with pytest.raises(InvalidRequest):
-            _ = session.layout
+@pytest.mark.parametrize(
+    ("use", "advice"),
+    [
+        (lambda session: session.shards(10), "make the Optimizer first, or call join"),
+        (lambda session: session.commit(GRADIENT), "join"),
+        (lambda session: session.hyperparameters, "join"),
+        (lambda session: session.update_kind, "join"),
+        (lambda session: session.learning_rate, "join"),
+        (lambda session: session.layout, "the layout is not known yet: join or pull first"),
+    ],
+)
+def test_nothing_but_pull_works_before_join(use: Callable[[Session], Any], advice: str) -> None:
+    with connect("127.0.0.1:1") as session, pytest.raises(InvalidRequest, match=advice):
+        use(session)
 
 
-def test_steps_of_no_batch_and_batches_of_no_sample_are_refused(live: Live) -> None:
+JOINS: list[tuple[Any, dict[str, Any], str]] = [
+    ({"w": np.array([1j])}, {}, "dtype complex128"),
+    ({"w": np.array(["a"])}, {}, "dtype <U1"),
+    ({"w": np.array([None])}, {}, "dtype object"),
+    ({}, {}, "the layout has no tensors"),
+    ([("w", np.ones(2)), ("w", np.ones(3))], {}, "occur twice: w"),
+    (model(), {"batches_per_step": 0}, "batches_per_step is a whole number, at least 1, not 0"),
+    (model(), {"batches_per_step": 2.5}, r"batches_per_step is a whole number, at least 1, not 2\.5"),
+]
+
+
+def test_a_join_that_can_not_be_is_refused_and_a_good_one_works_once(live: Live) -> None:
     with connect(live.address) as session:
-        with pytest.raises(InvalidRequest, match="batches_per_step is a whole number, at least 1, not 0"):
-            session.join(model(), batches_per_step=0)
-        with pytest.raises(InvalidRequest, match=r"batches_per_step is a whole number, at least 1, not 2\.5"):
-            session.join(model(), batches_per_step=2.5)  # type: ignore[arg-type]
-        session.join(model())
-        with pytest.raises(InvalidRequest, match="at least 1, not -1"):
-            session.shards(10, -1)
-        with pytest.raises(InvalidRequest, match=r"a whole number of samples, at least 1, not 2\.5"):
-            session.shards(10, 2.5)  # type: ignore[arg-type]
+        for parameters, more, advice in JOINS:
+            with pytest.raises((InvalidRequest, LayoutMismatch), match=advice):
+                session.join(parameters, **more)
+        assert list(session.join([("v", np.ones(2)), ("w", np.zeros(1))])) == [1, 1, 0]
+        with pytest.raises(InvalidRequest, match="joined already"):
+            session.join(model())
+        for size in (-1, 2.5):
+            with pytest.raises(InvalidRequest, match=rf"a whole number of samples, at least 1, not {size}"):
+                session.shards(10, size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
 def test_a_copy_of_a_session_is_refused(session: Session, take: Callable[[Any], Any]) -> None:
     with pytest.raises(InvalidRequest, match="a session can't be copied or pickled"):
         take(session)
-
-
-def test_a_second_join_is_refused(session: Session) -> None:
-    with pytest.raises(InvalidRequest, match="joined already"):
-        session.join(model())
 
 
 def timeouts(*values: Any) -> list[tuple[dict[str, Any], str]]:
@@ -147,6 +146,8 @@ def test_a_retry_without_a_number_of_seconds_is_refused(name: str, seconds: Any)
         ({"batches": -1}, "batches is a whole number, at least 0, not -1"),
         ({"loss": "x"}, "loss is a number, such as loss.item"),
         ({"loss": [1.0, 2.0]}, "loss is a number, such as loss.item"),
+        *[({"share": share}, "share is the share of a whole batch") for share in (0, -0.5, 1.5, math.nan, "half")],
+        ({"kind": "gradients"}, "a commit is of kind gradient or delta, not 'gradients'"),
         ({"base": 3}, "base is what the session's property `base` was"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,31 +75,6 @@ def test_a_loop_with_batches_of_its_own_says_the_share_of_each(asking: Asking, o
         assert asking.told == [0.0, 0.25, 1.0]
         with pytest.raises(InvalidRequest, match=r"share is the share of a whole batch, above 0 and at most 1, not 0"):
             optimizer.step(share=0)
-
-
-def test_a_share_that_the_loop_says_counts_instead_of_that_of_its_batches(asking: Asking) -> None:
-    with serving(config(SHARED)) as live, joined(live, "a") as session:
-        next(iter(session.shards(64)))
-        session.commit(GRADIENT, share=0.75)
-        assert asking.told == [0.75]
-
-
-@pytest.mark.parametrize("wrong", [0, -0.5, 1.5, float("nan"), "half"])
-def test_a_share_that_is_none_is_refused(wrong: Any) -> None:
-    with serving(config(SHARED)) as live, joined(live, "a") as session:
-        for commit in (session.commit, session.begin_commit):
-            with pytest.raises(InvalidRequest, match="share is the share of a whole batch"):
-                commit(GRADIENT, share=wrong)
-        assert session.version == 0
-
-
-def test_in_a_run_with_whole_batches_no_commit_says_a_share(asking: Asking) -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        next(iter(session.shards(64)))
-        session.commit(GRADIENT)
-        session.commit(GRADIENT, share=0.5)
-        assert session.batch_share == 1
-        assert asking.told == [0.0, 0.0]
 
 
 def test_a_loop_that_keeps_whole_batches_is_told_once(asking: Asking, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,9 +18,9 @@ from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from kit.listening import answering
-from kit.model import GRADIENT, PLAIN, SIZE, assert_goes_over_the_network, in_background, model
+from kit.model import GRADIENT, PLAIN, assert_goes_over_the_network, in_background, model
 from kit.process import python
-from kit.regions import abstract, linux_only, mapped
+from kit.regions import linux_only
 from kit.server import DEADLINE, Live, config, serving
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
@@ -34,35 +34,12 @@ def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_session_that_wants_none_gets_none(live: Live, caplog: pytest.LogCaptureFixture) -> None:
-    before = set(mapped())
-    with quietly(caplog), connect(live.address, shared_memory=False) as session:
-        session.join(model())
-        assert_goes_over_the_network(live, session)
-        assert set(mapped()) <= before
-
-
 def test_a_socket_that_is_not_there_leads_to_the_network(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As for a worker in a container that lacks the volume."""
     with quietly(caplog), serving(config(memory_socket=str(tmp_path / "s"))) as live, connect(live.address) as session:
         (tmp_path / "s").unlink()
         session.join(model())
         assert_goes_over_the_network(live, session)
-
-
-def test_another_servers_socket_leads_to_the_network(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        quietly(caplog),
-        serving(config(memory_socket=str(tmp_path / "s"))) as live,
-        serving(config(memory_socket=str(tmp_path / "other"))) as other,
-        connect(other.address) as stranger,
-        connect(live.address) as session,
-    ):
-        stranger.join(model())
-        os.replace(tmp_path / "other", tmp_path / "s")
-        session.join(model())
-        assert_goes_over_the_network(live, session)
-        assert stranger.commit(GRADIENT).version == 1
 
 
 def test_a_socket_named_by_a_relative_path_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,16 +92,13 @@ def memory_of(size: int) -> int:
 
 
 IMPOSTORS: dict[str, Callable[[socket.socket], None]] = {
-    "hangs up at once": lambda visitor: None,
     "hangs up after the token": hangs_up,
     "sends no message": says(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-    "sends half a message": says(WELCOME[:10]),
     "sends a message that is damaged": says(bytes(24)),
     "sends the wrong message": says(opening(Kind.RESULT, pb.CommitResult())),
     "sends no memory": says(WELCOME),
     "refuses": says(opening(Kind.ERROR, error_message(Unauthenticated("no")))),
     "sends a file of another size": hands_over(lambda: memory_of(4096)),
-    "sends an empty file": hands_over(lambda: memory_of(0)),
     "sends a device": hands_over(lambda: os.open("/dev/zero", os.O_RDWR)),
     "sends a file that can only be read": hands_over(lambda: os.open("/dev/null", os.O_RDONLY)),
 }
@@ -156,23 +130,9 @@ def test_what_an_impostor_answers_is_not_trusted_and_the_network_is_used(
         assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
 
 
-def test_a_server_with_no_room_for_a_region_is_reached_over_the_network(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    limit = 4 * SIZE * (1 + 3 + 2) - 1
-    with (
-        quietly(caplog),
-        serving(config(memory_socket=abstract(), memory_limit=limit)) as live,
-        connect(live.address) as session,
-    ):
-        session.join(model())
-        assert_goes_over_the_network(live, session)
-        assert live.on_loop(lambda: live.core.memory.held) == 4 * SIZE * (1 + 3)
-
-
 def test_a_server_that_hands_over_nothing_in_time_is_reached_over_the_network(tmp_path: Path) -> None:
     release = threading.Event()
-    with serving(config(memory_socket=str(tmp_path / "s"))) as live, connect(live.address, timeout=1.0) as session:
+    with serving(config(memory_socket=str(tmp_path / "s"))) as live, connect(live.address, timeout=0.3) as session:
         with impostor(tmp_path / "s", lambda visitor: release.wait(DEADLINE)):
             in_background(lambda: session.join(model())).result(DEADLINE)
             release.set()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from gem_client import InvalidRequest, connect
 from kit.model import ended
 from kit.process import python
 from kit.server import Live
@@ -44,6 +47,12 @@ def run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     return python(script)
 
 
+def test_a_process_that_still_imports_its_parents_script_may_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(InvalidRequest, match=re.escape(ADVICE)):
+        connect("127.0.0.1:1")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_loaders_spawned_process_does_not_join_the_run(guarded: bool, live: Live, tmp_path: Path) -> None:
@@ -57,6 +66,7 @@ def test_a_loaders_spawned_process_does_not_join_the_run(guarded: bool, live: Li
     assert sum(ended(live).values()) == 1, "one worker was in the run"
 
 
+@pytest.mark.long
 def test_a_spawned_process_that_has_started_may_join(live: Live, tmp_path: Path) -> None:
     ran = run(tmp_path, CHILD.format(address=live.address))
     assert ran.returncode == 0, ran.stderr

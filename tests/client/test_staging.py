@@ -10,9 +10,9 @@ import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import connect
-from gem_client.torch import Optimizer, local_sgd, local_steps, session_tensors, staging
+from gem_client.torch import Optimizer, local_steps, session_tensors
 from gem_client.torch import optimizer as optimizer_module
-from gem_client.torch.staging import Staging
+from gem_client.torch.session_tensors import Staging
 from kit.server import config, serving
 from torch import Tensor, nn
 
@@ -42,11 +42,10 @@ class LateDevice:
             self.queue.pop(0)()
 
     def take_the_place_of_cuda(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(staging, "page_locked", lambda size: torch.full((size,), float("nan")))
-        patch.setattr(staging, "marks", lambda parameters: [self])
+        patch.setattr(session_tensors, "page_locked", lambda size: torch.full((size,), float("nan")))
+        patch.setattr(session_tensors, "marks", lambda parameters: [self])
         patch.setattr(session_tensors, "on_cuda", lambda parameters: True)
-        for module in (local_sgd, local_steps):
-            patch.setattr(module, "send", self.send)
+        patch.setattr(local_steps, "send", self.send)
         patch.setattr(optimizer_module, "copy_gradient", self.copy_gradient)
 
     def copy_gradient(self, parameter: Tensor, into: Tensor, decay: float) -> None:
@@ -95,8 +94,8 @@ def test_the_buffer_of_theta_is_not_overwritten_while_it_is_read(monkeypatch: py
         def synchronize(self) -> None:
             read.append(buffers.thetas[0][0].item())
 
-    monkeypatch.setattr(staging, "page_locked", torch.zeros)
-    monkeypatch.setattr(staging, "marks", lambda parameters: [Reading()])
+    monkeypatch.setattr(session_tensors, "page_locked", torch.zeros)
+    monkeypatch.setattr(session_tensors, "marks", lambda parameters: [Reading()])
     buffers = Staging([torch.zeros(2), torch.zeros(3)])
     buffers.put(np.full(5, 1, np.float32))
     buffers.loads_queued()

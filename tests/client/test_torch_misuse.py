@@ -10,7 +10,7 @@ import torch
 from client.sampler_helpers import SAMPLES, Numbers
 from gem_client import InvalidRequest, Session, connect
 from gem_client.torch import Optimizer, ShardSampler
-from kit.server import Live
+from kit.server import Live, serving
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -64,6 +64,17 @@ SLIPS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda session: ANY_OPTIMIZER([1.0], session), r"a parameter is a tensor, not 1\.0: give model.named_parameters"),
     (lambda session: ANY_OPTIMIZER(read_before(), session), "their generator was read before"),
     *[
+        (lambda session, make=make: ANY_OPTIMIZER(make(), session), advice)
+        for make, advice in (
+            (lambda: [{"params": list(nn.Linear(1, 1).parameters()), "lr": 0.1}], "parameter groups belong to an optimizer"),
+            (lambda: [("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))], "'phase' has dtype torch.complex64"),
+            (lambda: nn.Linear(1, 1).requires_grad_(False).named_parameters(), "at least one parameter to train"),
+            (lambda: nn.Linear(2, 2, device="meta").named_parameters(), "'weight' is on the meta device"),
+            (lambda: nn.LazyLinear(2).named_parameters(), "has no shape yet: call the model"),
+            (lambda: torch.optim.AdamW(nn.LazyLinear(2).named_parameters()), "has no shape yet"),
+        )
+    ],
+    *[
         (lambda session, names=names: ANY_OPTIMIZER(nn.Linear(1, 1).parameters(), session, names=names), advice)
         for names, advice in NAMES
     ],
@@ -83,12 +94,20 @@ SLIPS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda session: made(session).step(loss="x"), "loss is a number or a one-element tensor, not 'x'"),
     (lambda session: made(session).step(loss=torch.ones(2)), "loss is a number or a one-element tensor"),
     *[(lambda session, loss=loss: made(session).note(loss), "a loss is a number") for loss in ("x", torch.ones(2), None)],
+    (lambda session: made(session).skip(), "has no sampler"),
     (after_the_end, "has left the run, by load_final or pull_final"),
     (lambda _: ANY_SAMPLER("host:1", Numbers(SAMPLES)), r"open one with gem_client.connect\('host:1'\)"),
     (lambda session: ANY_SAMPLER(session, Endless()), "needs __len__ and __getitem__, which a Endless lacks"),
     (lambda session: ANY_SAMPLER(session, iter([])), "needs __len__ and __getitem__"),
     (lambda session: ANY_SAMPLER(session, DataLoader(Numbers(SAMPLES))), "give the data set, not a DataLoader"),
 ]
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """One server for all: none of the workers makes a commit."""
+    with serving() as server:
+        yield server
 
 
 @pytest.mark.parametrize(("slip", "advice"), SLIPS)
@@ -99,10 +118,10 @@ def test_a_slip_is_told_with_what_to_write(live: Live, slip: Callable[[Any], Any
 
 def test_names_for_a_part_of_the_parameters_alone_are_refused(live: Live) -> None:
     """The others would be named by their position. A mapping of all is as good as pairs."""
-    model = nn.Linear(1, 2)
+    model = nn.Linear(1, 1)
     with connect(live.address) as session:
         for given in (model.parameters(), torch.optim.SGD(model.parameters())):
-            with pytest.raises(InvalidRequest, match=r"names= lacks the parameter at position 1, of shape \(2,\)"):
+            with pytest.raises(InvalidRequest, match=r"names= lacks the parameter at position 1, of shape \(1,\)"):
                 Optimizer(given, session, names=[("weight", model.weight)])
         assert session.generation == 0
         Optimizer(dict(model.named_parameters()), session, names=dict(model.named_parameters()))  # type: ignore[arg-type]

@@ -185,8 +185,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", [Optimizer.finish, Optimizer.load_final])
-@pytest.mark.parametrize("before", [0, 6])
+@pytest.mark.parametrize(("before", "end"), [(0, Optimizer.finish), (6, Optimizer.load_final)])
 @pytest.mark.parametrize(("on", "local_steps", "options"), ENDS.values(), ids=ENDS)
 def test_steps_of_the_inner_optimizer_are_refused_at_the_end_and_not_undone(
     end: Callable[[Optimizer], None], before: int, on: Any, local_steps: int, options: dict[str, Any]

@@ -36,13 +36,6 @@ def joined(settings: Hyperparameters, transport: Transport | None = None, **over
 # -- the kind
 
 
-def test_the_kind_is_not_known_before_joining(live: Live) -> None:
-    with connect(live.address) as session:
-        for asked in (lambda: session.update_kind, lambda: session.learning_rate):
-            with pytest.raises(InvalidRequest, match="join"):
-                asked()
-
-
 @pytest.mark.parametrize(
     ("settings", "wrong", "advice"),
     [
@@ -51,10 +44,8 @@ def test_the_kind_is_not_known_before_joining(live: Live) -> None:
     ],
     ids=["deltas", "gradients"],
 )
-def test_a_commit_of_the_other_kind_is_refused_and_changes_nothing(
-    settings: Hyperparameters, wrong: Any, advice: str, transport: Transport
-) -> None:
-    with joined(settings, transport) as (live, session):
+def test_a_commit_of_the_other_kind_is_refused_and_changes_nothing(settings: Hyperparameters, wrong: Any, advice: str) -> None:
+    with joined(settings) as (live, session):
         with pytest.raises(InvalidRequest, match=f"takes a {session.update_kind}.*holds a {wrong}: .*{advice}"):
             session.commit(GRADIENT, kind=wrong)
         np.testing.assert_array_equal(theta(live), FIRST)
@@ -98,27 +89,13 @@ def test_a_loop_that_asks_for_the_kind_is_told_once_that_its_own_optimizer_would
 
 
 def test_a_delta_is_added_as_it_is(transport: Transport) -> None:
-    with joined(DELTAS, transport) as (live, session):
+    """Without weight decay, which its steps contain already."""
+    with joined(replace(DELTAS, weight_decay=0.1), transport, overlap=True) as (live, session):
         session.commit(GRADIENT, kind="delta")
         np.testing.assert_array_equal(theta(live), FIRST + 0.5)
-
-
-def test_a_delta_can_be_under_way_too() -> None:
-    with joined(DELTAS, overlap=True) as (live, session):
         session.begin_commit(GRADIENT, kind="delta")
-        answer = session.finish_commit()
-        assert answer is not None
-        np.testing.assert_array_equal(answer.theta, FIRST + 0.5)
-        assert version(live) == 1
-
-
-def test_a_kind_that_there_is_not_is_refused_before_anything_is_sent() -> None:
-    with joined(PLAIN) as (live, session):
-        with pytest.raises(InvalidRequest, match="gradient or delta"):
-            session.commit(GRADIENT, kind="gradients")  # type: ignore[arg-type]
-        assert outcomes(live) == {}
-        session.commit(GRADIENT)
-        assert version(live) == 1
+        session.finish_commit()
+        np.testing.assert_array_equal(theta(live), FIRST + 1.0)
 
 
 # -- weight decay and the rate
@@ -142,18 +119,9 @@ def test_weight_decay_is_added_to_named_tensors_and_to_the_sessions_own_buffer()
         session.gradient[:] = 0
         session.commit(session.gradient)
         np.testing.assert_allclose(theta(live), FIRST * (1 - 0.05) ** 2, rtol=1e-6)
-
-
-def test_weight_decay_is_not_added_where_the_caller_has_done_so() -> None:
-    with joined(DECAYING) as (live, session):
-        session.commit(np.zeros(SIZE, np.float32), decay=False)
-        np.testing.assert_array_equal(theta(live), FIRST)
-
-
-def test_nothing_is_added_to_a_delta() -> None:
-    with joined(replace(DELTAS, weight_decay=0.1)) as (live, session):
-        session.commit(np.zeros(SIZE, np.float32), kind="delta")
-        np.testing.assert_array_equal(theta(live), FIRST)
+        before = theta(live)
+        session.commit(np.zeros(SIZE, np.float32), decay=False)  # the caller has added it already
+        np.testing.assert_array_equal(theta(live), before)
 
 
 def test_the_learning_rate_is_that_of_the_version_handed_out_last() -> None:
@@ -173,9 +141,9 @@ def test_the_learning_rate_is_that_of_the_version_handed_out_last() -> None:
 # -- what becomes of it
 
 
-def test_a_commit_that_the_rule_discards_is_told_and_brings_fresh_theta(transport: Transport) -> None:
+def test_a_commit_that_the_rule_discards_is_told_and_brings_fresh_theta() -> None:
     settings = replace(PLAIN, rule="ringmaster", rule_options="threshold=1")
-    with joined(settings, transport) as (live, session), connect(live.address) as other:
+    with joined(settings) as (live, session), connect(live.address) as other:
         other.join(model())
         assert not other.commit(GRADIENT).discarded
         answer = session.commit(GRADIENT)

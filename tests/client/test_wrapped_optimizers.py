@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from client.brought_helpers import PLAIN, assert_close, make_model, train
 from gem_client import InvalidRequest, NonFiniteGradient, connect
 from gem_client.torch import Optimizer
 from kit.model import version
-from kit.server import config, serving
+from kit.server import Live, config, serving
 from torch import nn
 
 
@@ -139,11 +139,18 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """One server for all who are refused."""
+    with serving(config(PLAIN)) as server:
+        yield server
+
+
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_can_not_be_trained_with_is_refused_before_the_worker_joins(kind: str) -> None:
+def test_what_can_not_be_trained_with_is_refused_before_the_worker_joins(kind: str, live: Live) -> None:
     make, words = REFUSED[kind]
     model = make_model()
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
+    with connect(live.address) as session:
         with pytest.raises(InvalidRequest, match=words):
             Optimizer(make(model), session, names=model.named_parameters())
         assert not live.server.core.leases.live
@@ -153,11 +160,11 @@ def test_what_can_not_be_trained_with_is_refused_before_the_worker_joins(kind: s
             Optimizer(optimizer, session)
 
 
-def test_a_wrapper_of_copies_of_the_parameters_is_seen_by_their_names() -> None:
+def test_a_wrapper_of_copies_of_the_parameters_is_seen_by_their_names(live: Live) -> None:
     """As of optimizers for fp16, whose groups hold copies in fp32."""
     model = make_model()
     wrapper = Duck(torch.optim.SGD([parameter.detach().clone().requires_grad_() for parameter in model.parameters()]))
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
+    with connect(live.address) as session:
         with pytest.raises(InvalidRequest, match=r"a Duck is not one of PyTorch's own.* add names=model\.named_parameters\(\)"):
             Optimizer(wrapper, session)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest, match="names= has none of the parameters to train"):

@@ -55,21 +55,17 @@ class Server(Process):
 
     def until_trained(self, commits: int, *names: str) -> None:
         """Waits until exactly these workers are in the run, each with so many commits through shared memory."""
-        self.until_trained_by("memory", commits, *names)
-
-    def until_trained_by(self, transport: str, commits: int, *names: str) -> None:
-        """Waits until exactly these workers are in the run, each with so many commits, the last by this transport."""
 
         def trained() -> bool:
             assert self.alive, self.output
             with suppress(GemError):
                 workers = {worker.name: worker for worker in self.status().workers}
                 return workers.keys() == set(names) and all(
-                    worker.transport == transport and worker.commits >= commits for worker in workers.values()
+                    worker.transport == "memory" and worker.commits >= commits for worker in workers.values()
                 )
             return False
 
-        wait_until(trained, f"{commits} commits of {names} by {transport}", PATIENCE)
+        wait_until(trained, f"{commits} commits of {names} through memory", PATIENCE)
 
     def until_it_maps(self, *inodes: str) -> None:
         """Waits until it maps these regions and no others."""
@@ -128,14 +124,6 @@ def test_server_and_worker_share_memory_by_default(start: Start) -> None:
     assert server.end() == 0, server.output
 
 
-@pytest.mark.parametrize(("lane", "transport"), [("auto", "tcp"), ("off", "grpc")], ids=["tcp", "grpc"])
-def test_a_server_that_is_told_not_to_shares_nothing(lane: str, transport: str, start: Start) -> None:
-    server = start(Server, configured(memory_socket="off", lane_listen=lane))
-    start(worker, server.address, "ann")
-    server.until_trained_by(transport, 5, "ann")
-    assert mapped(server.pid) == []
-
-
 # -- kill -9
 
 
@@ -189,9 +177,6 @@ def test_a_worker_goes_on_by_reference_with_a_server_that_was_killed_and_resumed
     (new,) = wait_until(lambda: (found := mapped(second.pid)) and len(found) == 1 and found, "one region", PATIENCE)
     assert new != old
     assert sorted(mapping_processes(new)) == sorted([faithful.pid, second.pid])
-
-
-# -- one socket, one server
 
 
 # -- hostile neighbours

@@ -24,6 +24,8 @@ from integrations.trainer_helpers import (
     RUN,
     SAMPLES,
     Sums,
+    assert_follows,
+    assert_trained_once_an_epoch,
     broken,
     completed,
     flat,
@@ -110,14 +112,16 @@ def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(
         before = data.loss(module.network)
         watch = Watch(lambda: reported.append(reported_loss(live)))
         # The server's epochs count, not these.
-        trainer(gem, watch, max_epochs=1).fit(module, gem.loader(data))
-        assert completed(live) == 2 * SAMPLES
-        assert set(data.read.values()) == {2}
+        fitted = trainer(gem, watch, max_epochs=1)
+        fitted.fit(module, gem.loader(data))
+        assert_trained_once_an_epoch(live, data)
         assert version(live) == 2 * SAMPLES / BATCH
         assert reported == pytest.approx(module.losses)
         assert torch.equal(flat(module), theta(live))
         assert workers(live) == []
         assert data.loss(module.network) < before
+        if brought == "worker":
+            assert fitted.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.001), "the schedule was not followed"
 
 
 def test_batches_follow_the_share_that_the_server_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,18 +129,8 @@ def test_batches_follow_the_share_that_the_server_asks_for(monkeypatch: pytest.M
     with serving(config(CUT)) as live, worker(live) as (session, gem):
         module = Module(lambda module: Optimizer(module.named_parameters(), session, batches_per_step=2))
         trainer(gem, accumulate_grad_batches=2).fit(module, gem.loader(data))
-        assert set(data.read.values()) == {2}
-        assert completed(live) == 2 * SAMPLES
-    assert asking.told[0] == 1
-    assert set(asking.told[2:]) <= {0.5, 0.25}  # the last step of a pass may have one batch
-    assert sum(asking.told) * 2 * BATCH == 2 * SAMPLES
-
-
-def test_a_schedule_on_the_inner_optimizer_is_followed() -> None:
-    with serving(config(RUN)) as live, worker(live) as (_, gem):
-        fitted = trainer(gem)
-        fitted.fit(Module(with_schedule), gem.loader(Sums()))
-        assert fitted.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.001)
+        assert_trained_once_an_epoch(live, data)
+    assert_follows(asking)
 
 
 def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss() -> None:
@@ -145,8 +139,7 @@ def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss() -> No
         module = Module(adamw)
         watch = Watch(lambda: reported.extend([reported_loss(live)] if version(live) else []))
         trainer(gem, watch, accumulate_grad_batches=3).fit(module, gem.loader(data))
-        assert completed(live) == 2 * SAMPLES
-        assert set(data.read.values()) == {2}
+        assert_trained_once_an_epoch(live, data)
         assert version(live) == 8
         assert reported[0] == pytest.approx(sum(module.losses[:3]) / 3)
 
@@ -272,11 +265,17 @@ def by_epochs(module: nn.Module) -> Any:
     return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
 
+def two(module: Any) -> Any:
+    module.automatic_optimization = False
+    return [adamw(module), adamw(module)]
+
+
 @pytest.mark.parametrize(
     ("configure", "settings", "words"),
     [
         (with_schedule, {"on": "server"}, "the schedule is the server's"),
         (by_epochs, {}, '"interval": "step"'),
+        (two, {}, "one optimizer, and automatic optimization"),
     ],
 )
 def test_an_optimizer_that_cannot_work_is_refused(
@@ -286,22 +285,13 @@ def test_an_optimizer_that_cannot_work_is_refused(
         trainer(gem).fit(Module(configure), gem.loader(Sums()))
 
 
-def test_two_optimizers_are_refused(live: Live) -> None:
-    module = Module(lambda module: [adamw(module), adamw(module)])
-    module.automatic_optimization = False
-    with worker(live) as (_, gem), pytest.raises(InvalidRequest, match="one optimizer"):
-        trainer(gem).fit(module, gem.loader(Sums()))
-
-
-def test_another_loader_is_refused_for_all_workers_would_train_on_the_same_samples(live: Live) -> None:
-    with worker(live) as (_, gem), pytest.raises(InvalidRequest, match=r"gem\.loader"):
-        trainer(gem).fit(Module(adamw), DataLoader(Sums()))
-
-
-def test_a_loader_beside_the_callbacks_own_is_refused(live: Live) -> None:
+@pytest.mark.parametrize("made", [False, True])
+def test_another_loader_is_refused_for_all_workers_would_train_on_the_same_samples(live: Live, made: bool) -> None:
+    """Also beside the callback's own."""
     with worker(live) as (_, gem):
-        gem.loader(Sums())
-        with pytest.raises(InvalidRequest, match="the callback's own loader alone"):
+        if made:
+            gem.loader(Sums())
+        with pytest.raises(InvalidRequest, match="the callback's own loader"):
             trainer(gem, EndlessEpochs()).fit(Module(adamw), DataLoader(Sums(), batch_size=BATCH))
 
 

@@ -28,18 +28,6 @@ def test_a_block_of_the_guide_completes_a_run(block: Block, tmp_path: Path, monk
 
 
 MODULES = [gem_client.lightning, gem_client.transformers]
-HOOKS = """
-    loader on_before_backward on_before_optimizer_step on_exception on_fit_start on_train_batch_end on_train_batch_start
-    on_train_end on_train_epoch_end on_train_start on_validation_end setup
-"""
-OVERRIDDEN = "create_optimizer create_scheduler get_batch_samples get_train_dataloader train training_step"
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"), [(gem_client.lightning.GemCallback, HOOKS), (gem_client.transformers.GemTrainerMixin, OVERRIDDEN)]
-)
-def test_a_class_has_these_public_attributes(kind: type, names: str) -> None:
-    assert sorted(name for name in vars(kind) if not name.startswith("_")) == names.split()
 
 
 def test_the_modules_export_these_names() -> None:

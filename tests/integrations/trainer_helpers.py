@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from client.share_helpers import Asking
 from gem_api.hyperparameters import Hyperparameters
 from kit.server import Live
 from torch import Tensor, nn
@@ -53,6 +54,19 @@ def flat(model: nn.Module) -> Tensor:
 def completed(live: Live) -> int:
     """Distinct samples that were trained on, over all epochs."""
     return int(live.on_loop(lambda: live.core.ledger.samples_completed))
+
+
+def assert_trained_once_an_epoch(live: Live, data: Sums) -> None:
+    """Every sample of both epochs was trained on, and read no more often."""
+    assert completed(live) == 2 * SAMPLES
+    assert set(data.read.values()) == {2}
+
+
+def assert_follows(asking: Asking) -> None:
+    """A worker with two batches in a step has told the server the share of each step, once it was asked for half of it."""
+    assert asking.told[0] == 1
+    assert set(asking.told[2:]) <= {0.5, 0.25}  # the last step of a pass may have one batch
+    assert sum(asking.told) * 2 * BATCH == 2 * SAMPLES
 
 
 def theta(live: Live) -> Tensor:

@@ -59,6 +59,7 @@ def workers(live: Live) -> list[str]:
 def expire_all(live: Live) -> None:
     """Lets every lease expire, by advancing the server's clock."""
     live.clock.advance(live.config.lease_seconds + 1)
+    live.on_loop(live.server.wiring.training.expire_leases)  # the server itself does so once a second
     wait_until(lambda: not workers(live), "every lease to end")
 
 

@@ -7,20 +7,16 @@ from collections.abc import Mapping
 import numpy.typing as npt
 from gem_api.errors import RejectedCommit
 from gem_api.layout import Vector
+from gem_api.update_kind import UpdateKind
 
 from gem_client.answer import Answer, Base
-from gem_client.run.commit_span import begin_span
 from gem_client.run.membership import Membership
-from gem_client.run.pending_commit import PendingCommit
+from gem_client.run.pending_commit import CommitSpan, PendingCommit
 from gem_client.run.shards import Shards
 
 
 class Commits:
     """Makes commits. The caller sees to it that there is one at a time.
-
-    Args:
-        member: The session's membership.
-        shards: The session's shards.
 
     Attributes:
         handed_out: Identifies the θ that the caller got last.
@@ -37,21 +33,26 @@ class Commits:
         self.handed_out, self.progress = self._member.base, self._member.progress
         return self._member.theta
 
-    def pack(
+    def prepare(
         self,
-        commit: PendingCommit,
         gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        loss: float | None,
+        samples: int | None,
         batches: int | None,
+        base: Base | None,
+        kind: UpdateKind,
         decay: bool,
         share: float | None,
     ) -> PendingCommit:
-        """Completes a commit with its update, the batches that it covers and their share, and begins its span. The arguments
-        are those of `Session.commit`, and so are the errors."""
-        commit.update = self._member.pack(gradient, commit.kind, decay)
-        commit.batches = self._shards.claim(batches)
-        commit.share = self._shards.share_of(commit.batches, share)
-        commit.span = begin_span(self._member.name, self._member.links.transport)
-        return commit
+        """Returns the commit to make, whose span has begun. Arguments and errors are those of `Session.commit`."""
+        base = base or self.handed_out  # as it is before a new lease
+        update = self._member.pack(gradient, kind, decay)
+        claimed = self._shards.claim(batches)
+        if samples is None:
+            samples = sum(batch.samples for batch in claimed)
+        share = self._shards.share_of(claimed, share)
+        span = CommitSpan.begin(self._member.name, self._member.links.transport)
+        return PendingCommit(kind, loss, samples, base, update, claimed, share, span=span)
 
     def make(self, commit: PendingCommit) -> Answer:
         """Has the servers apply a commit, and returns its result. Raises as `Session.commit` does."""

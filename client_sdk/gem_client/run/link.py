@@ -30,15 +30,10 @@ T = TypeVar("T")
 
 @dataclass
 class Caller:
-    """How a session calls its servers.
+    """How a session calls its servers: what `gem_client.connect` was given.
 
     Attributes:
-        name: The worker's name.
         connect: Opens a connection to an address.
-        retry: How long to retry.
-        shared_memory: Whether to ask a server on the same machine for shared memory.
-        gradient_format: The format of gradients on the network.
-        theta_format: The format of θ on the network.
         closed: Whether the session has ended, so that nothing is retried.
         standing: What its links know of the session.
     """
@@ -80,10 +75,6 @@ class Caller:
 
 class Link:
     """A link to the server of one range. Its calls are made by one thread at a time; any thread may abort or stop it.
-
-    Args:
-        address: The server's "host:port".
-        caller: How to call it.
 
     Attributes:
         connection: The calls, one attempt each.
@@ -232,7 +223,6 @@ class Link:
     def _header(self, commit: PendingCommit) -> pb.CommitHeader:
         registration = self.registration
         assert registration is not None
-        samples = sum(batch.samples for batch in commit.batches) if commit.samples is None else commit.samples
         return pb.CommitHeader(
             lease_id=registration.lease_id,
             sequence=commit.sequence,
@@ -241,7 +231,7 @@ class Link:
             theta_dtype=self.caller.theta_format.dtype,
             layout_fingerprint=registration.layout_fingerprint,
             loss=None if commit.loss is None else float(commit.loss),
-            sample_count=samples,
+            sample_count=commit.samples,
             batch_share=commit.share,
             update_kind=KINDS[commit.kind],
             traceparent=commit.span.traceparent,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
@@ -21,10 +20,6 @@ T = TypeVar("T")
 
 class Links:
     """The links of one session, range 0 first. With a single server there is only the leader's, and no thread.
-
-    Args:
-        address: The address of the server that leads.
-        caller: How to call the servers.
 
     Attributes:
         leader: The link to the server that leads. It stays the same.
@@ -74,21 +69,25 @@ class Links:
             return [work(self.leader)]
         self.settle()
         self._interrupted = True
+        results: list[T] = []
+        errors: list[BaseException] = []
         try:
             tasks = [peer.begin(work) for peer in self.peers]
-            first: Future[T] = Future()
-            _run(first, work, self.leader)
-            errors = [error for task in (first, *tasks) if (error := task.exception()) is not None]
+            try:
+                results.append(work(self.leader))
+            except GemError as error:
+                errors.append(error)
+            errors += filter(None, [task.exception() for task in tasks])
         except BaseException:
             self.settle()
             raise
         self._interrupted = False
         if not errors:
-            return [task.result() for task in (first, *tasks)]
+            return [*results, *(task.result() for task in tasks)]
         try:
             raise min(errors, key=_rank)
         finally:
-            del errors, tasks, first  # they hold the errors, and those the frames and their gradients
+            del errors, tasks  # they hold the errors, and those the frames and their gradients
 
     def settle(self) -> None:
         """Ends what an interrupted `at_once` has left in the peers' threads, and waits for it."""
@@ -149,16 +148,6 @@ class Links:
     def transport(self) -> str:
         """The transport of commits: "memory", "tcp", "tls" or "grpc". If it differs, those that occur, such as "memory+tcp"."""
         return "+".join(dict.fromkeys(link.connection.transport for link in self))
-
-
-def _run(future: Future[T], work: Callable[[Link], T], link: Link) -> None:
-    """Calls `work` and sets the result, or the GemError."""
-    try:
-        future.set_result(work(link))
-    except GemError as error:
-        future.set_exception(error)
-    finally:
-        del future  # the error holds this frame
 
 
 def _rank(error: BaseException) -> int:

@@ -47,12 +47,7 @@ class Membership:
 
     With several servers, a lease has the same id on each, and each commit the same sequence number.
 
-    Args:
-        address: The address of the server that leads.
-        caller: How to call the servers.
-
     Attributes:
-        name: The worker's name.
         links: The links to the servers. Those to the servers that do not lead are made when the leader has named them.
         layout: The run's tensors, all of them; None until they are known.
         theta: θ as last received, float32, shape (P,).
@@ -60,16 +55,16 @@ class Membership:
             replaces both buffers.
         sequence: Number of the lease's last commit.
         generation: Number of leases held so far.
-        request: What the worker registers with.
     """
 
     def __init__(self, address: str, caller: Caller) -> None:
         self._caller = caller
+        self._pull_format = as_theta_format(caller.theta_format)
         self.name = caller.name
         self._process = os.getpid()
         self.links = Links(address, caller)
         self._registration: pb.RegisterWorkerResponse | None = None
-        self._settings: tuple[pb.RegisterWorkerResponse, Hyperparameters] | None = None  # those of one registration
+        self._hyperparameters = Hyperparameters()  # those of the last registration
         self._replaced: LeaseEnded | None = None
         self._outcome_unknown = False  # of a commit or a registration that was interrupted
         self._left_for_good = self._warned_of_gradients = False
@@ -106,10 +101,8 @@ class Membership:
     @property
     def hyperparameters(self) -> Hyperparameters:
         """The run's, as of the last registration. Raises InvalidRequest before the first."""
-        registration, known = self.registration, self._settings
-        if known is None or known[0] is not registration:  # every batch asks
-            self._settings = known = registration, Hyperparameters.from_message(registration.hyperparameters)
-        return known[1]
+        _ = self.registration
+        return self._hyperparameters
 
     @property
     def version(self) -> int:
@@ -298,9 +291,7 @@ class Membership:
         """Makes one attempt to read a server's part of θ under the lease. Returns whether this worker must initialize it.
 
         Raises InvalidRequest if a range is older than it was: each has a log, and loses no version that a worker knows."""
-        header = link.connection.pull(
-            self.registration.lease_id, lambda header: link.view(self.theta), as_theta_format(self._caller.theta_format)
-        )
+        header = link.connection.pull(self.registration.lease_id, lambda _: link.view(self.theta), self._pull_format)
         if not header.must_initialize:
             if header.version < link.version and not link.part.whole:
                 raise InvalidRequest(older_than_known(link.version, header.version))
@@ -333,7 +324,9 @@ class Membership:
     def wait_until_run_is_over(self) -> None:
         """Polls the server's status until no worker trains any more."""
         leader = self.links.leader
-        while not _is_over(leader.call(leader.connection.status)):
+        while (status := leader.call(leader.connection.status)).workers:
+            if status.state in (pb.RUN_STATE_COMPLETE, pb.RUN_STATE_DRAINING):
+                return
             self._caller.retry.sleep(FINAL_POLL_SECONDS)
 
     # -- registering, and one attempt at what is retried
@@ -345,6 +338,7 @@ class Membership:
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self.name, registration.run_id)
         self._registration, self.sequence = registration, 0
+        self._hyperparameters = Hyperparameters.from_message(registration.hyperparameters)
         self.generation += 1
         leader.registered(registration)
         self.links.arrange(registration.peers, layout.size)
@@ -450,48 +444,29 @@ class Membership:
     def _read(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, list[int]]:
         """Reads θ, with retries: the leader's part, which says where the others are, then all others. Returns it and the
         versions of its parts. `make_buffer` returns a buffer for a model."""
-        theta, version = self.links.leader.call(lambda: self._read_leader(make_buffer))
-
-        def read(link: Link) -> int:
-            if link.part.leads:
-                return version
-            return link.call(lambda: self._read_part(link, theta))
-
-        return theta, self.links.at_once(read)
-
-    # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
-
-    def _read_leader(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, int]:
         theta, leader = empty(0), self.links.leader
 
-        def view(header: pb.PullHeader) -> Vector:
+        def view(link: Link, header: pb.PullHeader) -> Vector:
             nonlocal theta
             layout = Layout.from_message(header.layout).whole
-            if self.joined:
-                self.known_layout.require_same(layout)
-            else:
+            if link is leader and not self.joined:
                 self.links.arrange(header.peers, layout.size)
-            leader.require_part(header.layout)
-            self.layout, theta = layout, make_buffer(layout)
-            return leader.view(theta)
-
-        header = leader.connection.pull("", view, as_theta_format(self._caller.theta_format))
-        return theta, header.version
-
-    def _read_part(self, link: Link, theta: Vector) -> int:
-        def view(header: pb.PullHeader) -> Vector:
-            self.known_layout.require_same(Layout.from_message(header.layout).whole)
+            else:
+                self.known_layout.require_same(layout)
             link.require_part(header.layout)
+            if link is leader:
+                self.layout, theta = layout, make_buffer(layout)
             return link.view(theta)
 
-        return link.connection.pull("", view, as_theta_format(self._caller.theta_format)).version
+        def read(link: Link) -> int:
+            # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
+            return link.connection.pull("", lambda header: view(link, header), self._pull_format).version
+
+        version = leader.call(lambda: read(leader))
+        return theta, self.links.at_once(lambda link: version if link is leader else link.call(lambda: read(link)))
 
     def _require_not_replaced_by(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":
             message = f"another worker has registered as {self.name!r}: give each worker its own name"
             self._replaced = LeaseEnded(message, ended.reason)
             raise self._replaced
-
-
-def _is_over(status: pb.GetStatusResponse) -> bool:
-    return status.state in (pb.RUN_STATE_COMPLETE, pb.RUN_STATE_DRAINING) or not status.workers

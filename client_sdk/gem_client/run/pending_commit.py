@@ -1,16 +1,17 @@
-"""A commit whose outcome is not known yet, and the batches that it covers."""
+"""A commit whose outcome is not known yet, the batches that it covers, and its span in the worker's trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gem_api.framing import empty
 from gem_api.layout import Vector
+from gem_api.process import tracing
 from gem_api.update_kind import UpdateKind
 
-from gem_client.answer import Base
-from gem_client.run.commit_span import UNTRACED, CommitSpan
+from gem_client.answer import Answer, Base
 
 
 @dataclass(eq=False)
@@ -71,14 +72,57 @@ class Batch:
         return len(self.indices)
 
 
+class CommitSpan:
+    """The span around a commit, retries included, in the worker's trace.
+
+    Args:
+        span: OpenTelemetry's span; None records nothing.
+
+    Attributes:
+        traceparent, tracestate: The W3C trace context, for the server; empty if there is none.
+    """
+
+    def __init__(self, span: Any = None) -> None:
+        self._span = span
+        self.traceparent, self.tracestate = ("", "") if span is None else tracing.context_of(span)
+
+    @classmethod
+    def begin(cls, worker: str, transport: str) -> CommitSpan:
+        """Begins the span of a worker's commit, within the caller's own span, if the worker records a trace."""
+        api = tracing.api()
+        if api is None:
+            return UNTRACED
+        attributes = {"gem.worker": worker, "gem.transport": transport}
+        span = api.get_tracer("gem_client").start_span("commit", kind=api.SpanKind.CLIENT, attributes=attributes)
+        return cls(span) if span.is_recording() else UNTRACED
+
+    def answered(self, answer: Answer) -> None:
+        """Ends it with the commit's result."""
+        if self._span is not None:
+            self._span.set_attributes(
+                {"gem.staleness": answer.staleness, "gem.version": answer.version, "gem.lost": answer.lost}
+            )
+            self._span.end()
+
+    def failed(self, error: BaseException) -> None:
+        """Ends it with an error."""
+        if self._span is not None:
+            self._span.record_exception(error)
+            self._span.set_status(tracing.api().StatusCode.ERROR, f"{type(error).__name__}: {error}")
+            self._span.end()
+
+
+UNTRACED = CommitSpan()
+
+
 @dataclass(eq=False)
 class PendingCommit:
-    """A commit until its outcome is known. `Commits` completes it, and `Membership.commit` has each `Link` send its part.
+    """A commit until its outcome is known. `Commits` prepares it, and `Membership.commit` has each `Link` send its part.
 
     Attributes:
         kind: The kind of the update.
         loss: Training loss of the batches; None if it is not known.
-        samples: Number of samples that the update was computed on; None: those of the batches.
+        samples: Number of samples that the update was computed on.
         base: The θ that it was computed on.
         update: The update as it is sent: float32, shape (P,), weight decay included.
         batches: The batches that it covers.
@@ -90,7 +134,7 @@ class PendingCommit:
 
     kind: UpdateKind
     loss: float | None
-    samples: int | None
+    samples: int
     base: Base
     update: Vector = field(default_factory=lambda: empty(0))
     batches: Sequence[Batch] = ()

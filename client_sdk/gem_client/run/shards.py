@@ -53,11 +53,6 @@ class Shards:
 
     An iteration may therefore end while the last batches still have to be committed. Iterate again until `complete` is True.
 
-    Args:
-        member: The session's membership, whose lease holds the shards.
-        side: The thread that makes the calls, while the caller computes.
-        wait_for_commit: Waits for the commit under way, if there is one.
-
     Attributes:
         complete: Whether the run is complete, or this worker has done its steps.
         batches_per_step: Number of batches that the loop computes each of its steps on.
@@ -70,7 +65,7 @@ class Shards:
 
     def __init__(self, member: Membership, side: SideThread, wait_for_commit: Callable[[], None]) -> None:
         self._member = member
-        self._side = side
+        self._side = side  # makes the calls, while the caller computes
         self._wait_for_commit = wait_for_commit
         self._samples = self._batch_size = 0
         self._lock = threading.Lock()  # commits end in another thread than the loop's if they overlap with it

@@ -18,8 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gem_client.answer import Answer
 from gem_client.session import Session
 from gem_client.torch.arguments import require_parameters, require_projection, require_step
-from gem_client.torch.local_sgd import LocalSgd, bare
-from gem_client.torch.local_steps import LocalSteps
+from gem_client.torch.local_steps import LocalSgd, LocalSteps, bare
 from gem_client.torch.optimizer_spec import STATE_IS_SERVERS, On, describe_optimizer, log_differences
 from gem_client.torch.parameters import (
     Parameters,

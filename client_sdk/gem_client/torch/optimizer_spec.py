@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from gem_client.torch.arguments import is_optimizer, require_names, require_own_parameters
-from gem_client.torch.parameters import Parameters, frozen_of, require_apart, trained_of
+from gem_client.torch.parameters import Parameters, require_apart, trained_and_frozen
 from gem_client.torch.schedules import name_of_rate, schedule_of
 
 log = logging.getLogger("gem_client")
@@ -89,7 +89,7 @@ def describe_optimizer(
         raise InvalidRequest("names= has none of the parameters to train: give the named_parameters() of the same model")
     if optimizer is not None and not given:
         require_own_parameters(optimizer)
-    trained, frozen = trained_of(entries, given), frozen_of(entries, given)
+    trained, frozen = trained_and_frozen(entries, given)
     if optimizer is None:
         require_apart(trained)
         return OptimizerSpec(trained, frozen)

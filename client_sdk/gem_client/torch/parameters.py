@@ -14,74 +14,69 @@ from gem_api.errors import InvalidRequest
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from gem_client.torch.staging import send
+from gem_client.torch.session_tensors import send
 
 log = logging.getLogger("gem_client")
 SAMPLED_VALUES = 1024
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
-def trained_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({})) -> dict[str, Tensor]:
-    """Maps names to parameters; `names` has other names, by the parameter's id. Frozen parameters are left out; a tied one
+def trained_and_frozen(
+    params: Parameters, names: Mapping[int, str] = MappingProxyType({})
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Maps names to parameters, those to train and the frozen ones; `names` has other names, by the parameter's id. A tied one
     appears once."""
     trained: dict[str, Tensor] = {}
+    frozen: dict[str, Tensor] = {}
     seen: set[int] = set()
     for position, entry in enumerate(params):
         if isinstance(entry, dict):
             raise InvalidRequest(
                 "parameter groups belong to an optimizer: give one, such as Optimizer(torch.optim.AdamW(groups), session)"
             )
-        name, parameter = entry if isinstance(entry, tuple) and len(entry) == 2 else (str(position), entry)
+        given, parameter = entry if isinstance(entry, tuple) and len(entry) == 2 else (str(position), entry)
         if not isinstance(parameter, Tensor):
             raise InvalidRequest(f"a parameter is a tensor, not {parameter!r}: give model.named_parameters()")
-        if not parameter.requires_grad or id(parameter) in seen:
-            continue
-        if names and id(parameter) not in names and name == str(position):
-            raise InvalidRequest(
-                f"names= lacks the parameter at position {position}, of shape {tuple(parameter.shape)}: give the "
-                "named_parameters() of everything that is trained"
-            )
-        name = plain_name(names.get(id(parameter), name))
-        if name in trained:
-            raise InvalidRequest(
-                f"two parameters have the name {name!r}: add a prefix for each module, for example "
-                "[*encoder.named_parameters('encoder'), *decoder.named_parameters('decoder')]"
-            )
-        if not parameter.is_floating_point():
-            raise InvalidRequest(
-                f"parameter {name!r} has dtype {parameter.dtype}: only real floating-point parameters can be trained"
-            )
-        if is_lazy(parameter):
-            raise InvalidRequest(
-                f"parameter {name!r} has no shape yet: call the model with one batch before the Optimizer is made"
-            )
-        if parameter.is_meta:
-            raise InvalidRequest(
-                f"parameter {name!r} is on the meta device, where it has no values: move it to another one, and initialise it"
-            )
-        if not parameter.is_leaf:
-            raise InvalidRequest(
-                f"parameter {name!r} is computed from other tensors, so it can't be trained itself: give those, or a copy as "
-                "nn.Parameter(tensor.detach().clone())"
-            )
-        seen.add(id(parameter))
-        trained[name] = parameter
+        name = plain_name(names.get(id(parameter), given))
+        if not parameter.requires_grad:
+            frozen[name] = parameter
+        elif id(parameter) not in seen:
+            seen.add(id(parameter))
+            if names and id(parameter) not in names and given == str(position):
+                raise InvalidRequest(
+                    f"names= lacks the parameter at position {position}, of shape {tuple(parameter.shape)}: give the "
+                    "named_parameters() of everything that is trained"
+                )
+            if name in trained:
+                raise InvalidRequest(
+                    f"two parameters have the name {name!r}: add a prefix for each module, for example "
+                    "[*encoder.named_parameters('encoder'), *decoder.named_parameters('decoder')]"
+                )
+            _require_trainable(name, parameter)
+            trained[name] = parameter
     if not trained:
         raise InvalidRequest(
             "give at least one parameter to train: each of these is frozen, or their generator was read before (then call "
             "model.named_parameters() again)"
         )
-    return trained
+    return trained, frozen
 
 
-def frozen_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({})) -> dict[str, Tensor]:
-    """Maps names to the parameters that are not trained; `names` has other names, by the parameter's id."""
-    frozen: dict[str, Tensor] = {}
-    for position, entry in enumerate(params):
-        name, parameter = entry if isinstance(entry, tuple) else (str(position), entry)
-        if not parameter.requires_grad:
-            frozen[plain_name(names.get(id(parameter), name))] = parameter
-    return frozen
+def _require_trainable(name: str, parameter: Tensor) -> None:
+    if not parameter.is_floating_point():
+        why = f"has dtype {parameter.dtype}: only real floating-point parameters can be trained"
+    elif is_lazy(parameter):
+        why = "has no shape yet: call the model with one batch before the Optimizer is made"
+    elif parameter.is_meta:
+        why = "is on the meta device, where it has no values: move it to another one, and initialise it"
+    elif not parameter.is_leaf:
+        why = (
+            "is computed from other tensors, so it can't be trained itself: give those, or a copy as "
+            "nn.Parameter(tensor.detach().clone())"
+        )
+    else:
+        return
+    raise InvalidRequest(f"parameter {name!r} {why}")
 
 
 def fingerprint(frozen: Mapping[str, Tensor]) -> bytes:

@@ -14,13 +14,7 @@ CERTAIN_STEPS = 3  # at first all values are compared: a change through `.data` 
 
 
 class Watch:
-    """The state of a model when θ was loaded into it.
-
-    Args:
-        trained: The parameters in the run, by name.
-        frozen: Those that were given and are not in the run, by name.
-        inner: The optimizer of PyTorch that was given, if there is one.
-    """
+    """The state of a model when θ was loaded into it: of its parameters in the run, and of those that are not trained."""
 
     def __init__(
         self, trained: Mapping[str, Tensor], frozen: Mapping[str, Tensor], inner: torch.optim.Optimizer | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,7 +13,6 @@ from gem_api.errors import DeadlineExceeded, GemError, InvalidRequest, ServerUna
 from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING, methods
 from gem_api.process.addresses import DEFAULT_PORT, server_address
 from gem_api.process.printable import without_password
-from google.protobuf.descriptor import ServiceDescriptor
 
 from gem_client.transport.security import NONE, Security
 
@@ -33,7 +33,7 @@ class Stub:
     """The server's RPCs by name: `stub.GetStatus(request, timeout=...)`.
 
     Streams carry serialized frames (bytes). Streaming calls raise grpc.RpcError, which `typed_error` and `next_frame` turn into
-    GemErrors.
+    GemErrors. One that streams the request alone returns a future.
 
     Args:
         channel: The channel to the server.
@@ -42,34 +42,17 @@ class Stub:
     """
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata = (), address: str = "") -> None:
-        self._metadata = metadata
         self.address = address
-        for service in (TRAINING, ADMIN):
-            self._add(channel, service)
-
-    def _add(self, channel: grpc.Channel, service: ServiceDescriptor) -> None:
-        for method in methods(service):
+        for method in (*methods(TRAINING), *methods(ADMIN)):
             make = getattr(channel, method.kind)
-            call = make(method.path, request_serializer=method.serialize_request, response_deserializer=method.parse_response)
-            call = _Carrying(call, self._metadata) if self._metadata else call
-            setattr(self, method.name, typed(call, self.address) if method.kind == "unary_unary" else call)
+            rpc = make(method.path, request_serializer=method.serialize_request, response_deserializer=method.parse_response)
+            call = rpc.future if method.kind == "stream_unary" else rpc
+            if metadata:
+                call = partial(call, metadata=metadata)
+            setattr(self, method.name, typed(call, address) if method.kind == "unary_unary" else call)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the server has no RPC {name!r}")
-
-
-class _Carrying:
-    """An RPC that sends the metadata with every call."""
-
-    def __init__(self, rpc: Any, metadata: Metadata) -> None:
-        self._rpc = rpc
-        self._metadata = metadata
-
-    def __call__(self, request: Any, **settings: Any) -> Any:
-        return self._rpc(request, metadata=self._metadata, **settings)
-
-    def future(self, request: Any, **settings: Any) -> Any:
-        return self._rpc.future(request, metadata=self._metadata, **settings)
 
 
 def checked_address(address: str) -> str:

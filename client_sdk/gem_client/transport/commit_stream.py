@@ -32,17 +32,8 @@ class CommitStream:
         receiver: ThetaReceiver,
         progress: Callable[[], None],
     ) -> pb.CommitResult:
-        """Sends one commit and receives its result.
-
-        Args:
-            frames: The commit's header and gradient.
-            theta: Receives θ: float32, shape (P,).
-            receiver: Knows its wire format.
-            progress: Called for every frame sent or received.
-
-        Raises:
-            GemError: The stream failed and can't be used again.
-        """
+        """Sends one commit in frames and receives its result, and θ into `theta` (float32, shape (P,)). Calls `progress` for
+        every frame sent or received. Raises GemError if the stream failed and can't be used again."""
         self._outgoing.put(noting(progress, frames))
         first = next_frame(self._call, self._address)
         if first is None:

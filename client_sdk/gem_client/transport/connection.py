@@ -155,7 +155,7 @@ class Connection:
         opening = pb.InitializeCentralRequest(header=pb.InitializeCentralHeader(lease_id=lease_id)).SerializeToString()
         frames = chunk_frames(theta, opening)
         with self._background.watching(lambda: call.cancel()) as progress:
-            call = self._stub.InitializeCentral.future(noting(progress, frames))
+            call = self._stub.InitializeCentral(noting(progress, frames))
             try:
                 call.result()
             except grpc.RpcError as error:

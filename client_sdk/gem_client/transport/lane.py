@@ -43,6 +43,7 @@ class Lane:
     Args:
         sock: The connected socket.
         token: From OpenLane.
+        timeout: Seconds without progress that an exchange may take.
         parameters: P, if the server is to share memory for that many parameters on this socket.
 
     Raises:
@@ -53,7 +54,7 @@ class Lane:
         region: Memory shared with the server, for the gradients and θ; None if they go through the socket.
     """
 
-    def __init__(self, sock: socket.socket, token: bytes, parameters: int | None = None) -> None:
+    def __init__(self, sock: socket.socket, token: bytes, timeout: float, parameters: int | None = None) -> None:
         self._sock = sock
         self._using = threading.RLock()  # held during an exchange, so that the socket is not closed under its thread
         weakref.finalize(self, sock.close)  # a session that nobody closes leaves no socket open
@@ -68,6 +69,7 @@ class Lane:
             self._receive_message(Kind.WELCOME, lane_pb2.LaneWelcome)
         else:
             self.region = self._receive_region(parameters)
+        self._wait_at_most(timeout)
 
     def _receive_region(self, parameters: int) -> Region:
         """Reads the server's welcome and the descriptor that comes with its first byte."""
@@ -81,7 +83,7 @@ class Lane:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def wait_at_most(self, seconds: float) -> None:
+    def _wait_at_most(self, seconds: float) -> None:
         """Ends an exchange that makes no progress for so long, or whose server can't be reached over the network any more.
 
         The kernel keeps the time if it can: it also waits for all bytes in one call then. Python's own limit would look at the
@@ -281,22 +283,14 @@ def open_memory_lane(offer: pb.OpenLaneResponse, parameters: int, timeout: float
     try:
         sock.settimeout(timeout)
         sock.connect(socket_address(offer.socket))
-        lane = Lane(sock, offer.token, parameters)
-        lane.wait_at_most(timeout)
-        return lane
+        return Lane(sock, offer.token, timeout, parameters)
     except BaseException:
         sock.close()
         raise
 
 
 def open_network_lane(offer: pb.OpenLaneResponse, address: str, security: Security, timeout: float) -> Lane:
-    """Opens the lane over TCP that a server offers.
-
-    Args:
-        offer: The server's offer.
-        address: Where gRPC found the server; the lane is on the same host.
-        security: The TLS files.
-        timeout: Seconds without progress that an exchange may take.
+    """Opens the lane over TCP that a server offers, on the host where gRPC found it at `address`.
 
     Raises:
         OSError: The port can't be reached, or its certificate is not valid.
@@ -311,9 +305,7 @@ def open_network_lane(offer: pb.OpenLaneResponse, address: str, security: Securi
         context = security.context()
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=host)
-        lane = Lane(sock, offer.token)
-        lane.wait_at_most(timeout)
-        return lane
+        return Lane(sock, offer.token, timeout)
     except BaseException:
         sock.close()
         raise

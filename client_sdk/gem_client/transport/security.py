@@ -22,13 +22,7 @@ Source = str | PathLike[str]  # path of a PEM file
 
 @dataclass(frozen=True)
 class Security:
-    """A token, TLS, both or neither.
-
-    Attributes:
-        token: The bearer token that every call carries.
-        tls_ca: PEM file with the authorities to trust. If given, the connection is encrypted.
-        tls_cert: PEM file with the client's certificate, for a server that asks for one.
-        tls_key: PEM file with the private key of `tls_cert`.
+    """A token, TLS, both or neither: the arguments of `gem_client.connect`.
 
     Raises:
         InvalidRequest: The files do not go together, or the token is malformed.
