@@ -19,10 +19,12 @@ EPOCHS = 4
 class Worker:
     """A worker with a model of three parameters, whose gradient is always 1."""
 
-    def __init__(self, address: str, name: str = "a", **optimizer: int) -> None:
+    def __init__(self, address: str, name: str = "a", batches_per_step: int = 1) -> None:
         self.session = connect(address, name=name)
         self.weight = nn.Parameter(torch.zeros(3))
-        self.optimizer = Optimizer(torch.optim.SGD([("w", self.weight)], lr=0.05), self.session, **optimizer)
+        self.optimizer = Optimizer(
+            torch.optim.SGD([("w", self.weight)], lr=0.05), self.session, batches_per_step=batches_per_step
+        )
         self.sampler = ShardSampler(self.session, Numbers(SAMPLES))
 
     def step(self) -> None:
@@ -36,7 +38,8 @@ class Worker:
 @pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_each_epoch_has_each_sample_once(processes: int) -> None:
     with serving(config(settings(epochs=EPOCHS))) as live:
-        worker, seen = Worker(live.address), []
+        worker = Worker(live.address)
+        seen: list[tuple[int, list[int]]] = []
         for epoch in worker.sampler.epochs():
             seen.append((epoch.number, []))
             for batch in epoch.loader(num_workers=processes):

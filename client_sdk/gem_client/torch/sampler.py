@@ -136,8 +136,9 @@ def _step_to(epoch: int, scheduler: LRScheduler) -> None:
 class Epoch:
     """One of the run's epochs, as far as it was dealt to this worker: see `ShardSampler.epochs`.
 
-    Attributes:
+    Args:
         number: Its number in the run, from 0.
+        sampler: Deals its batches.
     """
 
     def __init__(self, number: int, sampler: ShardSampler) -> None:
