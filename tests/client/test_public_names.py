@@ -16,7 +16,7 @@ ADMIN = "checkpoint checkpoint_all close drain healthy lift_quarantine quarantin
 ANSWER = "discarded lost pi_median staleness theta version"
 SESSION = """
     add_to_window base batch_share batches_in_hand batches_per_commit begin_commit close commit finish_commit generation
-    gradient hyperparameters join layout learning_rate progress pull pull_final read report_evaluation run_id shards
+    gradient hyperparameters is_first join layout learning_rate progress pull pull_final read report_evaluation run_id shards
     shares_memory skip skipped stalled steps_done take_theta theta transport update_kind version
 """  # and `name`, which is set at construction
 # And `answer` and `inner`, which are set at construction.
