@@ -182,7 +182,8 @@ def require_loader_settings(settings: Collection[str]) -> None:
     if colliding := [name for name in _SAMPLER_ARGUMENTS if name in settings]:
         raise InvalidRequest(
             f"leave {', '.join(colliding)} out of loader(): the server deals the samples, in a random order, and "
-            f"ShardSampler(session, dataset, batch_size) takes another batch size than the run's. To choose samples, {_OWN_LOADER}"
+            "ShardSampler(session, dataset, batch_size) takes another batch size than the run's. To choose samples yourself, "
+            f"{_OWN_LOADER}"
         )
 
 
