@@ -139,6 +139,18 @@ class Session:
         return self._member.version
 
     @property
+    @plain_errors
+    def is_first(self) -> bool:
+        """Whether this worker is the one to save, report and write files for all: the oldest in the run. If it leaves, the next
+        one is. After `load_final` or `pull_final` exactly one worker still is. Asks the server: ask once an epoch, not at each
+        step.
+
+        Raises:
+            ServerUnavailable: The server could not be reached for the time in `retry`.
+        """
+        return self._member.is_first
+
+    @property
     def base(self) -> Base:
         """Identifies the θ handed out last, for `commit`."""
         return self._commits.handed_out

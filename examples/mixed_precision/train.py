@@ -4,10 +4,9 @@ import argparse
 
 import gem_client
 import torch
-from gem_client.torch import Optimizer, ShardSampler
+from gem_client.torch import Optimizer, ShardSampler, update_statistics
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 HELD_OUT = 360
@@ -54,7 +53,7 @@ def main() -> None:
         print(f"skipped {session.skipped} batches that overflowed")
 
     # The server has no statistics of BatchNorm, and this worker's belong to θ as it was on the way.
-    update_bn(DataLoader(data, 256), model, device=torch.device(device))
+    update_statistics(model, DataLoader(data, 256))
     model.eval()
     with torch.no_grad():
         right = model(inputs[:HELD_OUT].to(device)).argmax(dim=1).cpu() == targets[:HELD_OUT]

@@ -9,7 +9,7 @@ from gem_client.run.pending_commit import Batch, HeldShard
 
 
 def dealt(hand: Hand, count: int) -> list[Batch]:
-    batches = [Batch([number], HeldShard(0, 1, [])) for number in range(count)]
+    batches = [Batch([number], HeldShard(0, 1, 0, [])) for number in range(count)]
     for batch in batches:
         hand.add(batch)
     return batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gem_client
 import pytest
-from gem_client.torch import Loader, Optimizer, ShardSampler
+from gem_client.torch import Epoch, Loader, Optimizer, ShardSampler
 
 PACKAGE = """
     Admin Answer CheckpointFailed DeadlineExceeded Draining GemError Group Hyperparameters IncompleteTransfer InvalidRequest
@@ -16,12 +16,12 @@ ADMIN = "checkpoint checkpoint_all close drain healthy lift_quarantine quarantin
 ANSWER = "discarded lost pi_median staleness theta version"
 SESSION = """
     add_to_window base batch_share batches_in_hand batches_per_commit begin_commit close commit finish_commit generation
-    gradient hyperparameters join layout learning_rate progress pull pull_final read report_evaluation run_id shards
+    gradient hyperparameters is_first join layout learning_rate progress pull pull_final read report_evaluation run_id shards
     shares_memory skip skipped stalled steps_done take_theta theta transport update_kind version
 """  # and `name`, which is set at construction
 # And `answer` and `inner`, which are set at construction.
 OPTIMIZER = "add_param_group finish load_final load_state_dict note skip state_dict step zero_grad"
-SHARD_SAMPLER = "complete loader samples_in_hand"
+SHARD_SAMPLER = "complete epochs loader samples_in_hand"
 
 
 def test_the_package_exports_these_names() -> None:
@@ -35,6 +35,7 @@ def test_the_package_exports_these_names() -> None:
         (gem_client.Session, SESSION),
         (Optimizer, OPTIMIZER),
         (ShardSampler, SHARD_SAMPLER),
+        (Epoch, "loader"),
         (Loader, ""),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, connect
-from gem_client.torch import Optimizer, ShardSampler
+from gem_client.torch import Optimizer, ShardSampler, update_statistics
 from gem_worker.tasks import load_task
 from kit.model import in_background
 from kit.pages import ROOT, Block, blocks
@@ -80,6 +80,7 @@ def test_the_loop_that_ddps_guide_ends_with_completes_a_run() -> None:
         "math": math,
         "Optimizer": Optimizer,
         "ShardSampler": ShardSampler,
+        "update_statistics": update_statistics,
         "DataLoader": DataLoader,
         "LambdaLR": LambdaLR,
         "device": torch.device("cpu"),

@@ -67,7 +67,7 @@ class Membership:
         self._hyperparameters = Hyperparameters()  # those of the last registration
         self._replaced: LeaseEnded | None = None
         self._outcome_unknown = False  # of a commit or a registration that was interrupted
-        self._left_for_good = self._warned_of_gradients = False
+        self._left_for_good = self._first_at_the_end = self._warned_of_gradients = False
         self.layout: Layout | None = None
         self.theta = empty(0)
         self.gradient = empty(0)
@@ -323,11 +323,18 @@ class Membership:
 
     def wait_until_run_is_over(self) -> None:
         """Polls the server's status until no worker trains any more."""
-        leader = self.links.leader
-        while (status := leader.call(leader.connection.status)).workers:
-            if status.state in (pb.RUN_STATE_COMPLETE, pb.RUN_STATE_DRAINING):
-                return
+        while (status := self._status()).workers and status.state not in (pb.RUN_STATE_COMPLETE, pb.RUN_STATE_DRAINING):
             self._caller.retry.sleep(FINAL_POLL_SECONDS)
+        self._first_at_the_end = status.first_worker == self.name
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the oldest in the run; once the run is over, whether it was the last to leave."""
+        return self._first_at_the_end if self._left_for_good else self._status().first_worker == self.name
+
+    def _status(self) -> pb.GetStatusResponse:
+        leader = self.links.leader
+        return leader.call(leader.connection.status)
 
     # -- registering, and one attempt at what is retried
 
@@ -373,7 +380,7 @@ class Membership:
             raise
         except SettingsDiffer as differ:  # the leader may have been restarted since, and have other ones than it answered with
             leader.call(leader.connection.renew)
-            now = leader.call(leader.connection.status).hyperparameters
+            now = self._status().hyperparameters
             answer.hyperparameters.CopyFrom(now)
             raise SettingsDiffer(f"{differ}; range 0 is at {leader.address}") from None
 

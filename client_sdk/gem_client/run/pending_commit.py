@@ -21,6 +21,7 @@ class HeldShard:
     Attributes:
         shard_id: Its number.
         generation: The number of its lease.
+        epoch: The epoch that it belongs to, from 0.
         indices: Its sample indices.
         sizes: The sizes of its batches if they vary at random; None: each batch gets the size that is asked for.
         batches: Those that were cut so far.
@@ -29,6 +30,7 @@ class HeldShard:
 
     shard_id: int
     generation: int
+    epoch: int
     indices: Sequence[int]
     sizes: Iterator[int] | None = None
     batches: list[Batch] = field(default_factory=list)

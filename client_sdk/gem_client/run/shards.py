@@ -78,6 +78,7 @@ class Shards:
         self._got_on = True  # whether a batch was committed or skipped since the pass began
         self._passes = 0
         self._told_of_whole_batches = False
+        self._epoch: int | None = None  # no batches of later ones are handed out
         self._ahead: Future[LeasedShard] | None = None
         self._completing: Future[None] | None = None
         self.complete = False
@@ -119,7 +120,7 @@ class Shards:
                 yield batch.indices
                 if number != self._passes:
                     return  # another pass has begun
-            elif not self._get_shard():
+            elif self._epoch_is_over or not self._get_shard():
                 break
         with self._lock:
             self._hand.ended = True
@@ -221,6 +222,40 @@ class Shards:
         with self._lock:
             self._hand.deliver()
 
+    # -- epochs
+
+    def next_epoch(self) -> int | None:
+        """The epoch, from 0, of the batches that are handed out next, and no later ones: the run's, as far as it was dealt when
+        this worker asked. Waits for a shard. None if the run is complete, or this worker has done its steps."""
+        while self._steps_left and not self.complete:
+            if epochs := self._due_epochs:
+                self._epoch = max(epochs)
+                return self._epoch
+            self._get_shard()
+        return None
+
+    def end_epochs(self) -> None:
+        """Has batches of any epoch handed out from now on."""
+        self._epoch = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another pass may have more batches of this epoch, without a step of the loop before it."""
+        waits_for_step = bool(self._hand or self._window)
+        return self._steps_left and not (self.complete or self._epoch_is_over or waits_for_step)
+
+    @property
+    def _due_epochs(self) -> list[int]:
+        """The epochs of the batches that are due and still this worker's, in their order."""
+        with self._lock:
+            shards = [due if isinstance(due, HeldShard) else due.shard for due in self._due]
+            return [shard.epoch for shard in shards if self._is_held(shard)]
+
+    @property
+    def _epoch_is_over(self) -> bool:
+        """Whether the next batch that is due belongs to a later epoch."""
+        return self._epoch is not None and self._due_epochs[:1] > [self._epoch]
+
     def wait_for_reports(self) -> None:
         """Waits until every shard that was complete is reported."""
         if self._completing is not None:
@@ -297,16 +332,17 @@ class Shards:
             self.complete = True
             return False
         if response.HasField("shard"):
-            self._hold(response.shard.shard_id, list(response.shard.indices), generation)
+            self._hold(response.shard, generation)
         elif self._hand or self._claimed or self._held:
             return False  # the shards that the server waits for are this worker's own: let the caller commit them
         else:
             time.sleep(response.wait_seconds)
         return True
 
-    def _hold(self, shard_id: int, indices: list[int], generation: int) -> None:
+    def _hold(self, dealt: pb.Shard, generation: int) -> None:
         """Makes a shard due."""
-        shard = HeldShard(shard_id, generation, indices)
+        shard_id, indices = dealt.shard_id, list(dealt.indices)
+        shard = HeldShard(shard_id, generation, dealt.epoch, indices)
         settings = self._member.hyperparameters
         if settings.batch_variation:
             random, together = np.random.default_rng((settings.seed, shard_id)), self.batches_per_commit
@@ -338,6 +374,9 @@ class Shards:
             shard = due if isinstance(due, HeldShard) else due.shard
             if not self._is_held(shard):
                 continue  # others train on it
+            if self._epoch is not None and shard.epoch > self._epoch:
+                self._due.appendleft(due)
+                break
             if isinstance(due, Batch):
                 return due
             batch = shard.cut(self._size(self._share), self._whole_batch)

@@ -12,7 +12,7 @@ To evaluate, read θ into another model. This does not affect the model in train
 
 Of a model that `torch.compile` wraps, `evaluated` is the plain one.
 
-If the model has BatchNorm, recompute its statistics afterwards, for example with `torch.optim.swa_utils.update_bn`.
+If the model has BatchNorm, compute its statistics afterwards, with `update_statistics`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"gem_client.torch needs PyTorch: {install('torch')}", name=error.name) from error
 
 from gem_client.torch.optimizer import Optimizer
-from gem_client.torch.sampler import Loader, ShardSampler
+from gem_client.torch.sampler import Epoch, Loader, ShardSampler
+from gem_client.torch.statistics import update_statistics
 
-__all__ = ["Loader", "Optimizer", "ShardSampler"]
+__all__ = ["Epoch", "Loader", "Optimizer", "ShardSampler", "update_statistics"]

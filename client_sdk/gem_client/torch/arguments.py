@@ -19,6 +19,8 @@ _OPTIMIZER_METHODS = ("step", "zero_grad", "state_dict")
 # Arguments of DataLoader that say which samples a batch has, as the sampler does.
 _SAMPLER_ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
+_OWN_LOADER = "use a DataLoader of your own without ShardSampler, and start the server with --until-stopped"
+
 
 def require_parameters(params: Any, session: Any) -> None:
     """Raises InvalidRequest unless these can be the first two arguments of an Optimizer."""
@@ -171,7 +173,7 @@ def require_dataset(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise InvalidRequest(
             f"the server deals samples by their index, so the data set needs __len__ and __getitem__, which {_kind(dataset)} "
-            "lacks: use a map-style Dataset"
+            f"lacks: use a map-style Dataset, or {_OWN_LOADER}"
         )
 
 
@@ -180,7 +182,8 @@ def require_loader_settings(settings: Collection[str]) -> None:
     if colliding := [name for name in _SAMPLER_ARGUMENTS if name in settings]:
         raise InvalidRequest(
             f"leave {', '.join(colliding)} out of loader(): the server deals the samples, in a random order, and "
-            "ShardSampler(session, dataset, batch_size) takes another batch size than the run's"
+            "ShardSampler(session, dataset, batch_size) takes another batch size than the run's. To choose samples yourself, "
+            f"{_OWN_LOADER}"
         )
 
 

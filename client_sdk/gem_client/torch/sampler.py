@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sized
 from itertools import islice
 from typing import Any, NoReturn
 
 from gem_api.errors import InvalidRequest
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from gem_client.run.shards import Shards
@@ -15,7 +17,8 @@ from gem_client.torch.arguments import require_dataset, require_loader_settings,
 
 
 class ShardSampler(Sampler[list[int]]):
-    """Batches of sample indices from the run's shards. Use it as `for batch in ShardSampler(session, dataset).loader():`.
+    """Batches of sample indices from the run's shards. Use it as `for batch in ShardSampler(session, dataset).loader():`, or
+    by epochs: see `epochs`.
 
     **Passes.** One iteration is a pass. A pass usually ends with the run: every sample of every epoch was trained on, or this
     worker has done its steps. It ends earlier if the last batches still have to be committed, or if other workers hold the
@@ -80,6 +83,25 @@ class ShardSampler(Sampler[list[int]]):
         """Number of samples in the youngest batch that the loop has; 0 if it has none, or if that is not known."""
         return self._shards.samples_in_hand
 
+    def epochs(self, *schedulers: LRScheduler) -> Iterator[Epoch]:
+        """The run's epochs, one after the other: `for epoch in sampler.epochs(): for batch in epoch.loader(): ...`.
+
+        The server deals each sample of an epoch to one worker, and then the next epoch: workers wait for each other only at the
+        end of the run. A worker that comes later begins in the run's epoch. An epoch of which it got no sample is left out. If
+        the loop leaves an epoch early, the next one is the rest of it.
+
+        Args:
+            schedulers: Schedulers that count epochs. Each is stepped until it is at the run's epoch, before that begins, so
+                that the rates of all workers agree. Leave out `scheduler.step()`.
+        """
+        try:
+            while (number := self._shards.next_epoch()) is not None:
+                for scheduler in schedulers:
+                    _step_to(number, scheduler)
+                yield Epoch(number, self)
+        finally:
+            self._shards.end_epochs()
+
     def loader(self, **settings: Any) -> Loader:
         """Returns an iterable over batches of the dataset, made by a `DataLoader` with this sampler.
 
@@ -102,6 +124,38 @@ class ShardSampler(Sampler[list[int]]):
             settings = {"multiprocessing_context": "spawn", **settings}
         dataset: Dataset[Any] = self._dataset  # type: ignore[assignment]
         return Loader(DataLoader(dataset, batch_sampler=self, **settings), self._shards)
+
+
+def _step_to(epoch: int, scheduler: LRScheduler) -> None:
+    with warnings.catch_warnings():  # PyTorch expects a step of the optimizer first, which a late worker has not made
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        while scheduler.last_epoch < epoch:
+            scheduler.step()
+
+
+class Epoch:
+    """One of the run's epochs, as far as it was dealt to this worker: see `ShardSampler.epochs`.
+
+    Args:
+        number: Its number in the run, from 0.
+        sampler: Deals its batches.
+    """
+
+    def __init__(self, number: int, sampler: ShardSampler) -> None:
+        self.number = number
+        self._sampler = sampler
+
+    def loader(self, **settings: Any) -> Iterator[Any]:
+        """An iterator over this worker's batches of the epoch. Arguments and errors are those of `ShardSampler.loader`.
+
+        It ends without the last batches if these wait for the loop, which accumulates gradients or makes local steps: call
+        `Optimizer.finish` after it. What is left of an epoch comes with the next one, or in the same one again."""
+        return self._passes(self._sampler.loader(**settings))
+
+    def _passes(self, loader: Loader) -> Iterator[Any]:
+        yield from loader
+        while self._sampler._shards.goes_on:
+            yield from loader
 
 
 class Loader:

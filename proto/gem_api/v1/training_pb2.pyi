@@ -482,7 +482,7 @@ class Start(_message.Message):
     def __init__(self, min_workers: _Optional[int] = ..., seconds: _Optional[float] = ..., at_most_seconds: _Optional[float] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers", "stall", "worker_count", "lease_seconds", "learning_rate", "commits_per_second", "nonfinite_losses", "begin_version", "start_version", "curves", "contract", "start")
+    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers", "stall", "worker_count", "lease_seconds", "learning_rate", "commits_per_second", "nonfinite_losses", "begin_version", "start_version", "curves", "contract", "start", "first_worker")
     class CommitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -531,6 +531,7 @@ class GetStatusResponse(_message.Message):
     CURVES_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    FIRST_WORKER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     version: int
@@ -565,7 +566,8 @@ class GetStatusResponse(_message.Message):
     curves: RunCurves
     contract: int
     start: Start
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., worker_count: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., commits_per_second: _Optional[float] = ..., nonfinite_losses: _Optional[int] = ..., begin_version: _Optional[int] = ..., start_version: _Optional[int] = ..., curves: _Optional[_Union[RunCurves, _Mapping]] = ..., contract: _Optional[int] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+    first_worker: str
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., worker_count: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., commits_per_second: _Optional[float] = ..., nonfinite_losses: _Optional[int] = ..., begin_version: _Optional[int] = ..., start_version: _Optional[int] = ..., curves: _Optional[_Union[RunCurves, _Mapping]] = ..., contract: _Optional[int] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., first_worker: _Optional[str] = ...) -> None: ...
 
 class RunCurves(_message.Message):
     __slots__ = ("seconds", "version", "commits_per_second", "workers", "loss", "pi_median", "staleness", "evaluation_loss", "accuracy")

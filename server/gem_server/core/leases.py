@@ -150,6 +150,7 @@ class LeaseTable:
         by_reference: How many of them have gradients that are used where they lie; a running total too.
         pace: When each worker last asked for what training needs.
         timetable: How long each worker's steps take.
+        last_to_leave: The name of the last worker that left in order since the server started; empty before it.
     """
 
     duration: float
@@ -159,6 +160,7 @@ class LeaseTable:
     by_reference: int = 0
     _by_worker: dict[str, Lease] = field(default_factory=dict)
     ended: dict[EndReason, int] = field(default_factory=dict)
+    last_to_leave: str = ""
     pace: Pace = field(init=False)
     timetable: Timetable = field(default_factory=Timetable)
     _looked_at: float | None = None
@@ -194,6 +196,11 @@ class LeaseTable:
         """The owner of a live lease; None if there is no such lease."""
         lease = self.live.get(lease_id)
         return lease.owner if lease is not None else None
+
+    @property
+    def first_worker(self) -> str:
+        """The worker that saves and reports for all: the oldest live one, else the last one that left in order."""
+        return next((lease.worker for lease in self.live.values()), self.last_to_leave)
 
     def worker_of(self, lease_id: str) -> str | None:
         """The name of the worker whose lease it is, or was not long ago; None if that is not known."""
@@ -260,6 +267,8 @@ class LeaseTable:
         self.pace.end(lease.lease_id, stalled=reason is EndReason.STALLED)
         self.timetable.end(lease.lease_id)
         self.ended[reason] = self.ended.get(reason, 0) + 1
+        if reason is EndReason.LEFT:
+            self.last_to_leave = lease.worker
         self._reasons[lease.lease_id] = reason, lease.worker
         if len(self._reasons) > _REMEMBERED_ENDS:
             self._reasons.popitem(last=False)

@@ -72,6 +72,7 @@ class RunView:
             version=core.central.version,
             hyperparameters=core.settings.to_message(),
             parameter_count=core.central.size,
+            first_worker=core.leases.first_worker,
             workers=[_worker(core, progress, lease, held[lease.lease_id], now) for lease in leases],
             commits={str(outcome): count for outcome, count in core.outcomes.items()},
             leases_ended={str(reason): count for reason, count in core.leases.ended.items()},

@@ -12,9 +12,9 @@ from gem_api.process import logs
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError, NotInitialized, Retry, Session, connect
 from gem_client.retry import logging_failures
+from gem_client.torch import update_statistics
 from gem_client.torch.parameters import plain_name
 from torch import nn
-from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, Subset
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
@@ -59,8 +59,8 @@ class Evaluator:
         for name, value in tensors.items():
             self._parameters[name].copy_(torch.from_numpy(value))
         if self._normalised_on is not None:
-            update_bn(([moved(batch, self._device)] for batch in self._normalised_on), _Losses(self._task, self._model))
-            self._model.eval()
+            batches = (moved(batch, self._device) for batch in self._normalised_on)
+            update_statistics(self._model, batches, lambda batch: self._task.loss(self._model, batch))
         samples, loss, correct = 0, 0.0, 0
         for read in self._loader:
             size, batch_loss, right = self._score_batch(read)
@@ -98,17 +98,6 @@ def _some_of(data: Any) -> DataLoader[Any]:
     """Batches of the training data for BatchNorm's statistics: drawn at random, the same each time."""
     drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:_NORMALISED_ON].tolist()
     return DataLoader(Subset(data, drawn), _BATCH, drop_last=len(drawn) > _BATCH)  # a batch of one has no variance
-
-
-class _Losses(nn.Module):
-    """The model as a function from a batch to its loss: only the task knows what a batch is."""
-
-    def __init__(self, task: Task, model: nn.Module) -> None:
-        super().__init__()
-        self._task, self._model = task, model
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return self._task.loss(self._model, batch)
 
 
 class RemoteEvaluator:
