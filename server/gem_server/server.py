@@ -42,17 +42,16 @@ async def serve(config: ServerConfig, logger: Logger) -> bool:
     """
     loop = asyncio.get_running_loop()
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        _handle_ending(signal.SIG_IGN)
-        loop.call_soon_threadsafe(server.stop, signal.Signals(number).name)
+    def stop(name: str) -> None:
+        loop.call_soon_threadsafe(server.stop, name)
 
     # Not loop.add_signal_handler: the loop would restore Python's handlers when it closes, and another Ctrl-C during the exit
     # would then change its status. A signal that comes just before the loop waits is noticed when it wakes, within a second.
     # The first handler at once: process 1 of a container gets no signals without one, and to restore a run may take minutes.
-    _handle_ending(_stop_restoring)
+    _handle_ending(_once(_stop_restoring))
     try:
         server = Server(config, time.monotonic, time.time, logger)
-        _handle_ending(stop)
+        _handle_ending(_once(stop))
     except _StoppedEarly as stopped:
         logger.info("stopped before the run was restored", why=str(stopped))
         return False
@@ -70,12 +69,29 @@ class _StoppedEarly(BaseException):
     """A signal ends the server before it serves. Nothing else may catch it."""
 
 
-def _stop_restoring(number: int, frame: FrameType | None) -> None:
-    _handle_ending(signal.SIG_IGN)
-    raise _StoppedEarly(signal.Signals(number).name)
+def _stop_restoring(name: str) -> None:
+    raise _StoppedEarly(name)
 
 
-def _handle_ending(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+Handler = Callable[[int, FrameType | None], None]
+
+
+def _once(act: Callable[[str], None]) -> Handler:
+    """A handler that calls `act` with the name of the first signal, and has the others ignored. Until they are, it returns at
+    once: if each signal interrupted the handler of the one before it, a flood of them would be an endless recursion."""
+    heard = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        if not heard:
+            heard = True
+            _handle_ending(signal.SIG_IGN)
+            act(signal.Signals(number).name)
+
+    return handle
+
+
+def _handle_ending(handler: Handler | signal.Handlers) -> None:
     for number in ending_signals():
         signal.signal(number, handler)
 

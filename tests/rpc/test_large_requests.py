@@ -64,7 +64,7 @@ def test_a_large_layout_leaves_the_event_loop_free(servers: int, tmp_path: Path,
     leader = config(range=Range(0, servers), durability="log", checkpoint_dir=tmp_path, peers=("127.0.0.1:1",) * (servers - 1))
     with serving(leader) as live, wired(live) as wire:
         request = pb.RegisterWorkerRequest(layout=model.to_message())
-        for name in ("_from_spec", "_to_spec", "_group"):
+        for name in ("_from_spec", "_to_spec", "_digested"):
             monkeypatch.setattr(layout_module, name, noting(getattr(layout_module, name)))
         for request.worker_name in ("first", "second"):
             wire.call("RegisterWorker", request)
