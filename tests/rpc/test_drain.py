@@ -237,7 +237,7 @@ def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status(tmp_path: Pa
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_work_writes_a_checkpoint_and_exits_with_0(ending: signal.Signals, tmp_path: Path) -> None:
     flags = ("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path / "c"), "--rule", "gem:momentum=0.25")
-    variables = {"GEM_LEARNING_RATE": "0.5", "GEM_RULE": "gem:momentum=0.75"}
+    variables = {"GEM_LEARNING_RATE": "0.5", "GEM_RULE": "gem:momentum=0.75", "GEM_LEASE_SECONDS": "600"}
     with server_process(tmp_path, *flags, **variables) as server:
         address = server.address
         wire = Wire(address)
