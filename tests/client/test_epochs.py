@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from client.sampler_helpers import SAMPLES, Numbers, run_to_its_end, settings
-from gem_client import connect
+from gem_client import InvalidRequest, connect
 from gem_client.torch import Optimizer, ShardSampler
 from kit.server import config, serving
 from torch import nn
@@ -110,3 +110,19 @@ def test_what_is_left_of_an_epoch_is_the_next_one() -> None:
         assert numbers == [0, 0, 1, 1]
         assert samples == 2 * SAMPLES
         worker.session.close()
+
+
+def test_batches_that_never_get_a_step_end_the_loop_with_an_error() -> None:
+    """A loop that accumulates and forgets `finish`: the last batch comes three times."""
+    with serving(config(settings(epochs=1))) as live:
+        worker = Worker(live.address, batches_per_step=2)
+
+        def train() -> None:
+            for epoch in worker.sampler.epochs():
+                for number, _ in enumerate(epoch.loader(), 1):
+                    worker.accumulate()
+                    if number % 2 == 0:
+                        worker.optimizer.step()
+
+        with pytest.raises(InvalidRequest, match="never got a step"):
+            run_to_its_end(train)

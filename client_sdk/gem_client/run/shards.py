@@ -226,12 +226,15 @@ class Shards:
 
     def next_epoch(self) -> int | None:
         """The epoch, from 0, of the batches that are handed out next, and no later ones: the run's, as far as it was dealt when
-        this worker asked. Waits for a shard. None if the run is complete, or this worker has done its steps."""
+        this worker asked. Waits for a shard. It is the epoch of before if batches of it got no step: they come again. None if
+        the run is complete, or this worker has done its steps."""
         while self._steps_left and not self.complete:
             if epochs := self._due_epochs:
                 self._epoch = max(epochs)
                 return self._epoch
-            self._get_shard()
+            if not self._get_shard() and not self.complete:
+                self._epoch = max((shard.epoch for shard in self._held.values()), default=self._epoch)
+                return self._epoch
         return None
 
     def end_epochs(self) -> None:
@@ -254,7 +257,8 @@ class Shards:
     @property
     def _epoch_is_over(self) -> bool:
         """Whether the next batch that is due belongs to a later epoch."""
-        return self._epoch is not None and self._due_epochs[:1] > [self._epoch]
+        due = self._due_epochs
+        return self._epoch is not None and bool(due) and due[0] > self._epoch
 
     def wait_for_reports(self) -> None:
         """Waits until every shard that was complete is reported."""

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import update_bn
 
 
 def update_statistics(model: nn.Module, batches: Iterable[Any], forward: Callable[[Any], object] | None = None) -> None:
-    """Computes the running statistics of a model's BatchNorm anew: their mean over `batches`. Call it after
+    """Sets the running statistics of a model's BatchNorm to their mean over `batches`. Call it after
     `Optimizer.load_final`, or whenever other parameters were loaded, and before the model is evaluated or saved.
 
     It does what PyTorch's `update_bn` does, for any kind of batch. A model without BatchNorm stays as it is.
