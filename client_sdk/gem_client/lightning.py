@@ -36,7 +36,7 @@ class GemCallback:
     """Trains a LightningModule as a worker of a run, with Lightning's own Trainer and no Strategy.
 
     **The optimizer.** `configure_optimizers` stays as it is: the callback makes an `Optimizer` of what it
-    returns. A schedule needs `on="worker"` and `"interval": "step"`. To train by the server's rule alone, return
+    returns. A schedule is this worker's own, and needs `"interval": "step"`. To train by the server's rule alone, return
     `gem_client.torch.Optimizer(self.named_parameters(), session)` there.
 
     **The end.** The epochs are the server's, so `Trainer(max_epochs=...)` has no effect. When every sample of every epoch was
@@ -48,7 +48,7 @@ class GemCallback:
 
     Args:
         session: A session that has not joined yet.
-        on: Who makes the steps of the optimizer: "worker" or "server" (see `Optimizer`).
+        on: Who makes the steps of the optimizer: "worker", "server" or None (see `Optimizer`).
         loss: The name of a metric that the module logs in its validation. After each validation the callback reports it to
             the server, for the live page and the report; give it to one worker. None: nothing is reported.
         accuracy: The name of another metric, from 0 to 1, to report with it.
@@ -62,10 +62,10 @@ class GemCallback:
     def __new__(cls, *args: Any, **kwargs: Any) -> GemCallback:
         return super().__new__(_callback(cls))  # type: ignore[arg-type]
 
-    def __init__(self, session: Session, *, on: On = "worker", loss: str | None = None, accuracy: str | None = None) -> None:
+    def __init__(self, session: Session, *, on: On | None = None, loss: str | None = None, accuracy: str | None = None) -> None:
         self._session = session
         self._loss, self._accuracy = loss, accuracy
-        self._on: On = on
+        self._on = on
         self._loader: _Loader | None = None
         self._optimizer: Optimizer
         self._stepping = self._finished = False

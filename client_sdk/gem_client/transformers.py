@@ -43,9 +43,9 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
     """Trains a model as a worker of a run, with the loop, the logs and the callbacks of `transformers.Trainer`.
 
     **The optimizer** is the one that the trainer makes of its arguments (`optim`, `learning_rate`, `weight_decay`), or that is
-    passed as `optimizers=`. With `on="worker"`, so is the schedule. If the workers share the data, it advances with the
-    commits of all of them, and therefore ends when the run does; otherwise with this worker's steps. With `on="server"`, the
-    schedule is the server's, and `lr_scheduler_type` has no effect.
+    passed as `optimizers=`. If the worker makes its steps, so is the schedule. If the workers share the data, it advances with
+    the commits of all of them, and therefore ends when the run does; otherwise with this worker's steps. With `on="server"`,
+    the schedule is the server's, and `lr_scheduler_type` has no effect.
 
     **The end.** The epochs are the server's, so `num_train_epochs` has no effect. When every sample of every epoch was trained
     on, the trainer waits for the other workers, loads the run's final θ, evaluates and saves it if it does so during training,
@@ -57,7 +57,8 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
     Args:
         args: The trainer's positional arguments.
         session: A session that has not joined yet.
-        on: Who makes the steps of the optimizer: "worker" or "server" (see `gem_client.torch.Optimizer`).
+        on: Who makes the steps of the optimizer: "worker" or "server". None: this worker if there is a schedule, as the
+            trainer's default is; else as in `gem_client.torch.Optimizer`.
         kwargs: The trainer's keyword arguments.
 
     Raises:
@@ -68,10 +69,10 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
     lr_scheduler: Any
     _passes: Passes
 
-    def __init__(self, *args: Any, session: Session, on: On = "worker", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, session: Session, on: On | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._session = session
-        self._on: On = on
+        self._on = on
         self._gem_optimizer: Optimizer | None = None
         self._stops_itself = self.args.max_steps > 0
         self._require_supported()
@@ -99,7 +100,9 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
             inner = super().create_optimizer(*args, **kwargs)
             names = self.model.named_parameters()
             batches = self.args.gradient_accumulation_steps
-            self._gem_optimizer = Optimizer(inner, self._session, on=self._on, names=names, batches_per_step=batches)
+            has_schedule = self.lr_scheduler is not None or self.args.lr_scheduler_type != "constant"
+            on = self._on or ("worker" if has_schedule else None)
+            self._gem_optimizer = Optimizer(inner, self._session, on=on, names=names, batches_per_step=batches)
             self.optimizer = self._gem_optimizer
         return self.optimizer
 
@@ -117,8 +120,9 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
         return self._passes
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Makes the trainer's schedule, or with `on="server"` one that leaves the learning rate to the server."""
-        if self._on == "worker":
+        """Makes the trainer's schedule, or if the server makes the steps, one that leaves the learning rate to it."""
+        assert self._gem_optimizer is not None
+        if self._gem_optimizer._spec.steps_itself:
             super().create_scheduler(num_training_steps, optimizer)
             if self._session.version and self._schedule_is_shared:
                 with warnings.catch_warnings():  # of a schedule that advances before the first step
@@ -219,6 +223,11 @@ class _RunCallback(TrainerCallback):  # type: ignore[misc]
 
 class _ServersSchedule(torch.optim.lr_scheduler.LRScheduler):
     """Shows the learning rates that the server has set, and changes nothing."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+        for group in optimizer.param_groups:  # else the optimizer would take this for a schedule of the loop's
+            del group["initial_lr"]
 
     def get_lr(self) -> list[float | torch.Tensor]:
         return [group["lr"] for group in self.optimizer.param_groups]

@@ -22,7 +22,7 @@ groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_d
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.003)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * len(loader))
 session = gem_client.connect("127.0.0.1:50051")
-optimizer = gem_client.torch.Optimizer(optimizer, session, on="server", schedule=scheduler)
+optimizer = gem_client.torch.Optimizer(optimizer, session, schedule=scheduler)
 
 for epoch in range(EPOCHS):
     for batch, labels in loader:

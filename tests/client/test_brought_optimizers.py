@@ -45,7 +45,7 @@ def test_one_worker_with_its_own_optimizer_trains_as_without_a_server(make: Make
     rival = make(theirs)
     train(theirs, rival, 30, cosine(rival))
     with serving(config(replace(PLAIN, rule=rule, local_steps=local_steps))) as live, connect(live.address) as session:
-        optimizer = Optimizer(make(ours), session)
+        optimizer = Optimizer(make(ours), session, on="worker")
         assert optimizer.inner is not None
         train(ours, optimizer, 30, cosine(optimizer.inner))
         optimizer.finish()
@@ -153,9 +153,9 @@ def test_a_server_that_names_the_optimizer_alone_takes_the_workers_rates() -> No
 def test_overlap_with_steps_of_the_worker_is_refused_before_it_joins() -> None:
     with serving(config(PLAIN)) as live, connect(live.address) as session:
         with pytest.raises(InvalidRequest, match="overlap is not available if the worker makes its own steps"):
-            Optimizer(simple(make_model()), session, overlap=True)
+            Optimizer(simple(make_model()), session, overlap=True, on="worker")
         assert not live.server.core.leases.live
-        Optimizer(simple(make_model()), session, overlap=True, on="server")
+        Optimizer(simple(make_model()), session, overlap=True)
 
 
 def test_loading_a_state_leaves_the_servers_rate_in_place() -> None:
@@ -177,7 +177,7 @@ def test_a_rule_says_which_optimizers_it_can_not_apply() -> None:
         with pytest.raises(InvalidRequest, match="rule dcasgd has one learning rate for all tensors"):
             Optimizer(torch.optim.SGD(slow, lr=0.05), session, on="server")
         with pytest.raises(InvalidRequest, match="rule dcasgd can't apply --optimizer worker: use gem, downpour or adaptive"):
-            Optimizer(adamw(make_model()), session)
+            Optimizer(adamw(make_model()), session, on="worker")
 
 
 def test_a_plain_loop_commits_gradients_to_the_servers_adamw() -> None:
@@ -235,7 +235,7 @@ def test_the_state_is_that_of_the_inner_optimizer() -> None:
     """A loop that saves and loads the optimizer's state gets the inner one's, with its moments."""
     with serving(config(PLAIN)) as live, connect(live.address) as session:
         model = make_model()
-        optimizer = Optimizer(adamw(model), session)
+        optimizer = Optimizer(adamw(model), session, on="worker")
         train(model, optimizer, 3)
         assert optimizer.inner is not None
         saved = optimizer.state_dict()

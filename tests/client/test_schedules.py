@@ -70,7 +70,7 @@ FOLLOWED: dict[str, Make] = {
 @pytest.mark.parametrize("make", FOLLOWED.values(), ids=FOLLOWED.keys())
 def test_every_rate_of_every_group_is_that_of_pytorch(make: Make) -> None:
     optimizer, alone = adamw(make_model()), adamw(make_model())
-    spec = describe_optimizer(optimizer, "server", (), make(optimizer))
+    spec = describe_optimizer(optimizer, "server", schedule=make(optimizer))
     assert spec.choice is not None
     assert spec.choice.schedule is not None
     assert spec.choice.learning_rate == 0.01, "the rate at a factor of 1, whatever the scheduler has set at its start"
@@ -88,7 +88,7 @@ def test_every_rate_of_every_group_is_that_of_pytorch(make: Make) -> None:
 def test_a_cosine_that_ends_above_0() -> None:
     for make in (simple, lambda model: torch.optim.AdamW([{"params": [p], "lr": 0.01} for p in model.parameters()])):
         optimizer = make(make_model())
-        spec = describe_optimizer(optimizer, "server", (), CosineAnnealingLR(optimizer, T_max=20, eta_min=0.002))
+        spec = describe_optimizer(optimizer, "server", schedule=CosineAnnealingLR(optimizer, T_max=20, eta_min=0.002))
         assert spec.choice is not None
         assert spec.choice.schedule == Schedule("cosine", decay_versions=20, decay_factor=0.2)
 
@@ -206,14 +206,14 @@ REFUSED: dict[str, tuple[Callable[[Torch], Any], str]] = {
 def test_what_the_server_can_not_follow_is_refused_with_what_it_can(make: Callable[[Torch], Any], words: str) -> None:
     optimizer = adamw(make_model())
     with pytest.raises(InvalidRequest, match=words) as refused:
-        describe_optimizer(optimizer, "server", (), make(optimizer))
+        describe_optimizer(optimizer, "server", schedule=make(optimizer))
     assert "\n" not in str(refused.value)
 
 
 def test_a_cosine_that_would_rise_is_refused() -> None:
     optimizer = simple(make_model())
     with pytest.raises(InvalidRequest, match=r"eta_min must be at least 0 and at most the learning rate, not 0\.5"):
-        describe_optimizer(optimizer, "server", (), CosineAnnealingLR(optimizer, 10, eta_min=0.5))
+        describe_optimizer(optimizer, "server", schedule=CosineAnnealingLR(optimizer, 10, eta_min=0.5))
 
 
 @pytest.mark.parametrize(("params", "on"), [(simple, "worker"), (lambda m: m.named_parameters(), "server")])
@@ -221,14 +221,14 @@ def test_a_schedule_needs_an_optimizer_on_the_server(params: Callable[[Any], Any
     optimizer = params(make_model())
     scheduler = cosine(simple(make_model()))
     with pytest.raises(InvalidRequest, match="a worker's own optimizer takes its scheduler as in PyTorch"):
-        describe_optimizer(optimizer, on, (), scheduler)
+        describe_optimizer(optimizer, on, schedule=scheduler)
 
 
 def test_a_scheduler_that_was_not_handed_over_is_named_before_the_worker_joins() -> None:
     """OneCycleLR has divided the rate by 25 already: the run would train with that."""
     optimizer = simple(make_model())
     one_cycle(optimizer)
-    with pytest.raises(InvalidRequest, match=r"hand it over, as Optimizer\(\.\.\., on=\"server\", schedule=scheduler\)"):
+    with pytest.raises(InvalidRequest, match=r"hand it over, as Optimizer\(\.\.\., schedule=scheduler\)"):
         describe_optimizer(optimizer, "server")
 
 
@@ -248,9 +248,10 @@ def test_a_loop_that_steps_a_schedule_of_the_servers_is_told_to_delete_the_line(
 @pytest.mark.filterwarnings("ignore:Detected call of")
 @pytest.mark.parametrize("on_inner", [False, True])
 def test_a_scheduler_made_after_the_optimizer_is_told_of_schedule(on_inner: bool) -> None:
+    """At the first step, not after the many that this scheduler leaves the rate as it is."""
     with serving(config(PLAIN)) as live, connect(live.address) as session:
         model = make_model()
-        optimizer = Optimizer(adamw(model), session, on="server")
-        scheduler = cosine(optimizer.inner if on_inner and optimizer.inner is not None else optimizer)
-        with pytest.raises(InvalidRequest, match=r"delete scheduler\.step\(\), and hand the scheduler over, as .*schedule="):
-            train(model, optimizer, 3, scheduler)
+        optimizer = Optimizer(adamw(model), session)
+        scheduler = StepLR(optimizer.inner if on_inner and optimizer.inner is not None else optimizer, step_size=1000)
+        with pytest.raises(InvalidRequest, match=r"a scheduler was made here: delete .* hand .* over, as .*schedule=.*worker"):
+            train(model, optimizer, 1, scheduler)

@@ -64,7 +64,7 @@ def test_a_layer_that_is_unfrozen_later_is_refused_and_the_error_says_how(bring:
 @each_way
 def test_a_layer_that_is_frozen_later_waits_and_is_trained_after_that(bring: Any, live: Live) -> None:
     model = make_model()
-    with worker(live, model, bring) as optimizer:
+    with worker(live, model, bring, on="worker") as optimizer:
         first_layer(model).requires_grad_(False)
         first_value = first_layer(model).weight.clone()
         train(model, optimizer, 3)

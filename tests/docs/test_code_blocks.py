@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Sized
@@ -21,7 +20,7 @@ from kit.model import in_background
 from kit.pages import ROOT, Block, blocks
 from kit.server import DEADLINE, Live, config, serving
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"  # what the pages print; tests that run side by side need a free port instead
@@ -77,12 +76,12 @@ def test_the_loop_that_ddps_guide_ends_with_completes_a_run() -> None:
     names: dict[str, Any] = {
         "gem_client": gem_client,
         "torch": torch,
-        "math": math,
         "Optimizer": Optimizer,
         "ShardSampler": ShardSampler,
         "update_statistics": update_statistics,
         "DataLoader": DataLoader,
-        "LambdaLR": LambdaLR,
+        "CosineAnnealingLR": CosineAnnealingLR,
+        "epochs": 1,
         "device": torch.device("cpu"),
         "data": TensorDataset(x, torch.sin(x)),
         "make_model": lambda: nn.Sequential(nn.Linear(1, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 1)),

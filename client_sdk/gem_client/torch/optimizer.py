@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
-from gem_api.errors import InvalidRequest, RejectedCommit
+from gem_api.errors import InvalidRequest, LayoutMismatch, RejectedCommit
 from gem_api.hyperparameters import decay_of_workers
 from gem_api.layout import NAME_TENSORS
 from gem_api.schedule import rate
@@ -19,7 +19,7 @@ from gem_client.answer import Answer
 from gem_client.session import Session
 from gem_client.torch.arguments import require_parameters, require_projection, require_step
 from gem_client.torch.local_steps import LocalSgd, LocalSteps, bare
-from gem_client.torch.optimizer_spec import STATE_IS_SERVERS, On, describe_optimizer, log_differences
+from gem_client.torch.optimizer_spec import STATE_IS_SERVERS, On, OptimizerSpec, log_differences, ways_to_train
 from gem_client.torch.parameters import (
     Parameters,
     copy_gradient,
@@ -45,6 +45,9 @@ class Optimizer(torch.optim.Optimizer):
         "server"    The server, one state for all workers. Adam, AdamW, Lion, and SGD without momentum; with parameter groups
                     that differ in their learning rate, or have no weight decay. The schedule is the server's, too:
                     `schedule` hands it a scheduler of PyTorch.
+        None        The server, if it makes the same steps as PyTorch: for a new Adam or AdamW with such groups, and no
+                    scheduler but `schedule`. Otherwise, or if the run's workers make their own steps, this worker. The log
+                    (INFO) says who, and why.
 
     A server that was started without `--optimizer` takes what the first worker brings; later workers must bring the same.
 
@@ -78,8 +81,8 @@ class Optimizer(torch.optim.Optimizer):
         session: A session that has not joined yet. The optimizer joins the run with it and loads θ into the parameters.
         names: `model.named_parameters()`, if `params` has no names. The tensors' names are those in checkpoints, in
             `gem-ctl pull` and for evaluators. The name `_orig_mod`, which `torch.compile` inserts, is left out of them.
-        on: Who makes the steps of an optimizer of PyTorch: "worker" or "server".
-        schedule: With `on="server"`, a scheduler of PyTorch on that optimizer, not stepped yet: CosineAnnealingLR, StepLR,
+        on: Who makes the steps of an optimizer of PyTorch: "worker", "server" or None.
+        schedule: A scheduler of PyTorch on that optimizer for the server, not stepped yet: CosineAnnealingLR, StepLR,
             LinearLR as a warm-up, SequentialLR of such a LinearLR and one of the other two, or OneCycleLR with
             `cycle_momentum=False`. The first worker's counts; later workers must bring the same, or none. A schedule that the
             server was started with counts instead.
@@ -111,7 +114,7 @@ class Optimizer(torch.optim.Optimizer):
         params: Parameters | torch.optim.Optimizer,
         session: Session,
         *,
-        on: On = "worker",
+        on: On | None = None,
         schedule: LRScheduler | None = None,
         names: Iterable[tuple[str, Tensor]] = (),
         batches_per_step: int = 1,
@@ -122,9 +125,8 @@ class Optimizer(torch.optim.Optimizer):
             raise InvalidRequest("this Optimizer has joined a run already: give the optimizer of PyTorch, or the parameters")
         require_parameters(params, session)
         require_projection(project)
-        self._spec = spec = describe_optimizer(params, on, names, schedule)
-        if overlap and spec.steps_itself:
-            raise InvalidRequest('overlap is not available if the worker makes its own steps: leave it out, or use on="server"')
+        ways = ways_to_train(params, on, names, schedule, overlap)
+        self._spec = spec = ways[0]
         self.inner, self._schedule = spec.inner, schedule
         self._trained = spec.trained
         trained = list(self._trained.values())
@@ -143,21 +145,38 @@ class Optimizer(torch.optim.Optimizer):
         self._share_groups()
         self._tensors = SessionTensors(session, self._trained)
         self._generation = 0
-        session.join(
-            first,
-            groups=spec.groups,
-            choice=spec.choice,
-            overlap=overlap,
-            batches_per_step=batches_per_step,
-            pull_only_reads=True,
-            frozen=fingerprint(spec.frozen),
-        )
+        self._spec = self._join(ways, first)
         if all(tensor.nameless for tensor in session.layout.tensors):
             log.warning("the tensors have no names: checkpoints and gem-ctl pull call them 0, 1, and so on; %s", NAME_TENSORS)
         with suppress(AttributeError):  # a wrapper may have no hooks: its groups are read at each step
             self.inner.register_load_state_dict_post_hook(self._inner_has_loaded)  # type: ignore[union-attr]
         self._joined = True
         self._load()
+
+    def _join(self, ways: Sequence[OptimizerSpec], first: Any) -> OptimizerSpec:
+        """Joins the run, in the first of these ways that it takes, and returns that way."""
+        best, *others = ways
+        try:
+            self._session.join(
+                first,
+                groups=best.groups,
+                choice=best.choice,
+                overlap=self._overlap,
+                batches_per_step=self._batches_per_step,
+                pull_only_reads=True,
+                frozen=fingerprint(best.frozen),
+            )
+        except (InvalidRequest, LayoutMismatch):
+            for other in others:
+                with suppress(InvalidRequest):
+                    return self._join([other], first)
+            raise
+        if self.inner is not None:
+            whose = (
+                "this worker makes the steps of its" if best.steps_itself else "the server makes all workers' steps, with one"
+            )
+            log.info("%s %s", whose, type(self.inner).__name__)
+        return best
 
     def _share_groups(self) -> None:
         """Has the groups and the state of the optimizer that was given, so that what changes them there changes them here."""
@@ -420,11 +439,13 @@ class Optimizer(torch.optim.Optimizer):
         if self._schedule is not None and self._schedule.last_epoch:
             raise InvalidRequest("delete scheduler.step(): the server steps this schedule, with the commits of all workers")
         for group, factor in zip(self.param_groups, self._spec.factors, strict=False):
-            if group["lr"] != factor * self._rate:
+            made_here = self._schedule is None and "initial_lr" in group
+            if made_here or group["lr"] != factor * self._rate:
+                what = "a scheduler was made" if made_here else f"it was set to {group['lr']}"
                 raise InvalidRequest(
-                    f"the learning rate is the server's ({factor * self._rate}), but was set to {group['lr']} here: delete "
-                    'scheduler.step(), and hand the scheduler over, as Optimizer(..., on="server", schedule=scheduler); or set '
-                    "--schedule on the server"
+                    f"the learning rate is the server's ({factor * self._rate}), but {what} here: delete scheduler.step(), and "
+                    "hand the scheduler over, as Optimizer(..., schedule=scheduler); or keep it, and make this worker's own "
+                    'steps, with Optimizer(..., on="worker"); or set --schedule on the server'
                 )
 
     def _follow_server(self) -> None:

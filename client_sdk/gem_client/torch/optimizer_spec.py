@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -64,27 +65,68 @@ class OptimizerSpec:
         return self.choice is not None and self.choice.optimizer == "worker"
 
 
+def ways_to_train(
+    params: Parameters | torch.optim.Optimizer,
+    on: On | None,
+    names: Iterable[tuple[str, Tensor]] = (),
+    schedule: LRScheduler | None = None,
+    overlap: bool = False,
+) -> list[OptimizerSpec]:
+    """Reads the arguments of `Optimizer`, and returns the ways to train so, the best one first. A run takes one of them.
+
+    With `on` None and an optimizer of PyTorch, that is first the server, if it would make the same steps, then the worker.
+
+    Raises InvalidRequest if there is no way."""
+    given = require_names(names)
+    if not is_optimizer(params):
+        return [describe_optimizer(params, on or "worker", given, schedule)]
+    if overlap and on == "worker":
+        raise InvalidRequest('overlap is not available if the worker makes its own steps: leave it out, or use on="server"')
+    if overlap or schedule is not None:
+        on = on or "server"
+    if on is not None:
+        return [describe_optimizer(params, on, given, schedule)]
+    own = describe_optimizer(params, "worker", given)
+    assert own.inner is not None
+    try:
+        _require_same_steps(own.inner)
+        return [describe_optimizer(params, "server", given), own]
+    except InvalidRequest as error:
+        log.info("this worker makes the steps of its %s itself: %s", type(own.inner).__name__, error)
+        return [own]
+
+
+def _require_same_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Raises InvalidRequest if the server may know an optimizer of this name, but step otherwise than this one does."""
+    if type(optimizer) is torch.optim.SGD:
+        raise InvalidRequest("the server's rule adds a momentum to SGD")
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        raise InvalidRequest("it is neither PyTorch's Adam nor its AdamW")
+    if any(optimizer.state.values()):
+        raise InvalidRequest("it has made steps already, and the server would begin without its moments")
+
+
 def describe_optimizer(
     params: Parameters | torch.optim.Optimizer,
     on: On,
-    names: Iterable[tuple[str, Tensor]] = (),
+    given: Mapping[int, str] = MappingProxyType({}),
     schedule: LRScheduler | None = None,
 ) -> OptimizerSpec:
-    """Reads the arguments of `Optimizer`. Raises InvalidRequest if it can't be trained so."""
+    """One way to train: as `on` says. `given` has the names of the parameters, by their id. Raises InvalidRequest if it can't
+    be trained so."""
     if on not in ("worker", "server"):
         raise InvalidRequest(f'on is "worker" or "server", not {on!r}')
     given_params: Any = params
     optimizer = given_params if is_optimizer(params) else None
     if schedule is not None and (on == "worker" or optimizer is None):
         raise InvalidRequest(
-            'schedule= hands a scheduler to the server, with an optimizer and on="server": a worker\'s own optimizer takes its '
+            "schedule= hands a scheduler to the server, with an optimizer: a worker's own optimizer takes its "
             "scheduler as in PyTorch, with scheduler.step() in the loop"
         )
     if optimizer is not None:
         entries: list[Any] = _named(optimizer)
     else:
         entries = list(given_params.items() if isinstance(params, Mapping) else given_params)
-    given = require_names(names)
     if given and not any(id(entry[1] if isinstance(entry, tuple) else entry) in given for entry in entries):
         raise InvalidRequest("names= has none of the parameters to train: give the named_parameters() of the same model")
     if optimizer is not None and not given:
@@ -98,7 +140,8 @@ def describe_optimizer(
     require_apart(trained)
     if schedule is None and any("initial_lr" in group for group in optimizer.param_groups):
         raise InvalidRequest(
-            'a scheduler was made on this optimizer: hand it over, as Optimizer(..., on="server", schedule=scheduler)'
+            "a scheduler was made on this optimizer: to give it to the server, hand it over, as "
+            "Optimizer(..., schedule=scheduler)"
         )
     handed = None if schedule is None else schedule_of(schedule, optimizer)
     rates = [_number(group, name_of_rate(schedule)) for group in optimizer.param_groups]

@@ -68,7 +68,8 @@ class Watch:
             self._warned_of_missing = True
             log.warning(
                 "%d parameters have no gradient, such as %s: the server's %s takes it as zero, so weight decay and earlier "
-                "gradients still move them. To keep parameters as they are, freeze them before you make the Optimizer",
+                "gradients still move them. To keep parameters as they are, freeze them before you make the Optimizer, or use "
+                'on="worker"',
                 len(missing), missing[0], optimizer,
             )  # fmt: skip
 

@@ -80,7 +80,7 @@ def train(
     data, model = start or starts(task, hyperparameters.seed, 1)[0]
     model.to(device).train()
     names = model.named_parameters()
-    optimizer = Optimizer(_trained(task, model, hyperparameters), session, overlap=overlap, names=names)
+    optimizer = Optimizer(_trained(task, model, hyperparameters), session, on="worker", overlap=overlap, names=names)
     torch.manual_seed(hyperparameters.seed + zlib.crc32(session.name.encode()))  # so that each worker's dropout differs
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
     loader = sampler.loader(pin_memory=device.type == "cuda")
