@@ -39,6 +39,16 @@ def test_each_number_of_workers_has_one_line_in_order() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["3", "20"]
 
 
+def test_the_length_of_the_run_says_how_long_it_takes_and_for_how_many_workers_it_is_enough() -> None:
+    done = run("--workers", "1,10", "--batches", "2000")
+    assert "long enough    for 20 workers; with more, each has fewer than 100 batches" in done.stdout
+    lines = [line.split()[-2:] for line in done.stdout.split("\n\n")[1].splitlines()[1:]]
+    assert [each for each, _ in lines] == ["2,000", "200"]
+    hours, minutes, seconds = map(int, lines[0][1].split(":"))
+    assert 3600 * hours + 60 * minutes + seconds == pytest.approx(2000 * 0.306, rel=0.02), "with the commit itself"
+    assert "takes" not in run("--workers", "1").stdout
+
+
 def test_a_share_of_the_workers_that_is_none_is_said() -> None:
     done = run("--workers", "4,50", "--slow", "10%:5")
     assert "note: 10 % of 4 are none: nobody computes 5 times as long" in done.stdout

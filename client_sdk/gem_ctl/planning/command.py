@@ -40,6 +40,9 @@ def _slow(text: str) -> Slow:
         help="Seconds for the forward and backward pass of one step.")
 @option("--workers", heading="Most used", type=WORKERS, default="10",
         help="Number of workers; several with commas between them, such as 10,100,1k.")
+@option("--batches", heading="Most used", type=Whole(1, 10**12), show_default="not known",
+        help="Number of batches of the whole run: epochs × samples / batch size. For how long it takes, and how many workers "
+             "it is long enough for.")
 @option("--optimizer", heading="Most used", type=Named("optimizer"), default="sgd",
         help="The optimizer that the workers share on the server.")
 @option("--servers", heading="Cluster", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
@@ -64,7 +67,7 @@ def _slow(text: str) -> Slow:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 def plan_run(
     workers: tuple[int, ...], spread: float, slow: tuple[Slow, ...], rtt: float, bandwidth: float | None, as_json: bool,
-    **options: Any,
+    batches: int | None, **options: Any,
 ) -> None:
     """Predicts what a run needs: the server's memory, the network traffic, and how many workers pay.
 
@@ -77,7 +80,7 @@ def plan_run(
 
     \b
     Examples:
-      gem-ctl plan --parameters 25M --workers 10,100 --compute-seconds 0.3
+      gem-ctl plan --parameters 25M --workers 10,100 --compute-seconds 0.3 --batches 20000
       gem-ctl plan --parameters 1M --slow 10%:5 --bandwidth 10G --rtt 0.02
     """
     if sum(group.share for group in slow) > 1 + 1e-9:
@@ -85,7 +88,7 @@ def plan_run(
     if options["shared_memory"] and (rtt or bandwidth):
         raise click.UsageError("shared memory has no network: leave out --shared-memory, or --rtt and --bandwidth")
     described = _setup(workers=workers[0], **options)
-    scenario = Scenario(described, spread=spread, slow=slow, latency=rtt / 2, bandwidth=bandwidth or 0.0)
+    scenario = Scenario(described, spread=spread, slow=slow, latency=rtt / 2, bandwidth=bandwidth or 0.0, batches=batches or 0)
     outcomes = [outcome(replace(scenario, setup=replace(described, workers=count))) for count in workers]
     if as_json:
         found = {"scenario": asdict(scenario), "plan": asdict(plan(described)), "workers_that_pay": workers_that_pay(scenario)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from gem_ctl.planning.events import Integers, Times, Trace, simulate
 from gem_ctl.planning.plan import plan
-from gem_ctl.planning.scenario import Scenario, alone, bottleneck, contribution, speeds, times
+from gem_ctl.planning.scenario import Scenario, alone, bottleneck, contribution, gradients_per_second, speeds, times
 
 MAX_COMMITS = 1_000_000
 _MIN_COMMITS, _SPREAD = 10_000, 0.33  # with a larger spread more commits: the rate's error is spread / √commits
@@ -64,6 +64,7 @@ class Outcome:
         server_bytes: Memory of the server.
         groups: The workers by their speed.
         further: What one more worker of factor 1 would bring: gradients of whole batches per second.
+        run_seconds: How long the run takes; 0 if its length is not known.
         settled: Whether the simulation was long enough for two commits of the slowest worker after the warm-up.
     """
 
@@ -81,6 +82,7 @@ class Outcome:
     server_bytes: int
     groups: tuple[Group, ...]
     further: float
+    run_seconds: float
     settled: bool
 
 
@@ -127,6 +129,7 @@ def _evaluate(scenario: Scenario, server_seconds: float, trace: Trace, warm_up: 
         server_bytes=plan(scenario.setup, scenario.costs).server_bytes,
         groups=_groups(scenario, trace, warm_up, seconds),
         further=contribution(scenario, 1.0),
+        run_seconds=scenario.batches / gradients_per_second(scenario),
         settled=settled,
     )
 

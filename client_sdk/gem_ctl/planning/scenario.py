@@ -48,6 +48,7 @@ class Scenario:
         slow: Groups of workers that are slower than the others. Their shares add up to at most 1.
         latency: Seconds that a byte is under way between worker and server, one way.
         bandwidth: Bytes per second of the link of each worker and of each server, each way; 0 for no limit.
+        batches: Number of batches of the whole run; 0 if it is not known.
     """
 
     setup: Setup
@@ -56,6 +57,7 @@ class Scenario:
     slow: tuple[Slow, ...] = ()
     latency: float = 0.0
     bandwidth: float = 0.0
+    batches: int = 0
 
 
 def speeds(scenario: Scenario) -> dict[float, int]:
@@ -119,6 +121,11 @@ def contribution(scenario: Scenario, factor: float) -> float:
     of, setup = _whole(scenario), scenario.setup
     one = setup.local_steps * setup.compute_seconds * factor
     return _gradients(setup, replace(of, compute=np.append(of.compute, one))) - _gradients(setup, of)
+
+
+def gradients_per_second(scenario: Scenario) -> float:
+    """Gradients of whole batches of all workers. Raises InvalidRequest for an unknown format."""
+    return _gradients(scenario.setup, _whole(scenario))
 
 
 def _gradients(setup: Setup, of: Times) -> float:

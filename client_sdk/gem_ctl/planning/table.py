@@ -11,13 +11,17 @@ from gem_ctl.planning.scenario import Scenario, workers_that_pay
 
 _COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "max", "queue", "max", "wait", "idle",
             "further", "memory")  # fmt: skip
+_OF_LENGTH = ("batches each", "run takes")
+# Batches of each worker below which more workers gain little: see the section "How many workers" of docs/tuning.md.
+ROUNDS = 100
 
 
 def show(scenario: Scenario, outcomes: list[Outcome]) -> str:
     """The run's needs, then a line for each number of workers. Staleness τ is in commits, the queue in waiting commits."""
     planned = plan(scenario.setup, scenario.costs)
     parts = ["\n".join(f"{name:<14} {value}" for name, value in _needs(scenario, planned).items())]
-    parts.append(_aligned([_COLUMNS, *map(_row, outcomes)]))
+    heads = _COLUMNS + _OF_LENGTH * bool(scenario.batches)
+    parts.append(_aligned([heads, *(_row(each) + _length(scenario, each) for each in outcomes)]))
     if any(len(outcome.groups) > 1 for outcome in outcomes):
         parts.append(_aligned(list(_speeds(outcomes))))
     return "\n\n".join([*parts, *_notes(scenario, outcomes)])
@@ -28,8 +32,9 @@ def _needs(scenario: Scenario, planned: Plan) -> dict[str, str]:
     each = f"on each of {planned.servers}, " if planned.servers > 1 else ""
     pays = workers_that_pay(scenario)
     part = f", {text.size(planned.commit_bytes / planned.servers)} of them at each server" if planned.servers > 1 else ""
+    enough = max(1, scenario.batches // ROUNDS)
     copies = f"{text.size(planned.checkpoint_fixed_bytes)}, and {text.size(planned.checkpoint_worker_bytes)} per worker"
-    return {
+    needs = {
         "server memory": f"{each}{text.size(planned.fixed_bytes)}, and {text.size(planned.worker_bytes)} per worker",
         "checkpoint": f"up to {copies}, more while it is written, if there is room",
         "network": f"{text.size(planned.commit_bytes)} per commit, both ways{part}"
@@ -38,6 +43,9 @@ def _needs(scenario: Scenario, planned: Plan) -> dict[str, str]:
         "server time": f"{text.brief(planned.server_seconds)} per commit",
         "pays up to": f"{pays:,} worker{'s' * (pays > 1)}; further ones mostly wait",
     }
+    if scenario.batches:
+        needs["long enough"] = f"for {enough:,} worker{'s' * (enough > 1)}; with more, each has fewer than {ROUNDS} batches"
+    return needs
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
@@ -53,6 +61,13 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         _further(outcome.further),
         text.size(outcome.server_bytes),
     )
+
+
+def _length(scenario: Scenario, outcome: Outcome) -> tuple[str, ...]:
+    """What the length of the run means for each worker; empty if it is not known."""
+    if not scenario.batches:
+        return ()
+    return f"{scenario.batches / outcome.workers:,.0f}", text.duration(outcome.run_seconds)
 
 
 def _further(gradients: float) -> str:
