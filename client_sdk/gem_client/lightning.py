@@ -23,7 +23,7 @@ from gem_api.process.extras import install
 from gem_client.session import Session
 from gem_client.torch import Optimizer, ShardSampler
 from gem_client.torch.optimizer_spec import On
-from gem_client.torch.sampler import Passes
+from gem_client.torch.sampler import Passes, step_to
 
 __all__ = ["GemCallback"]
 
@@ -35,8 +35,8 @@ AVERAGING = ("StochasticWeightAveraging", "WeightAveraging")
 class GemCallback:
     """Trains a LightningModule as a worker of a run, with Lightning's own Trainer and no Strategy.
 
-    **The optimizer.** `configure_optimizers` stays as it is: the callback makes an `Optimizer` of what it
-    returns. A schedule is this worker's own, and needs `"interval": "step"`. To train by the server's rule alone, return
+    **The optimizer.** `configure_optimizers` stays as it is: the callback makes an `Optimizer` of what it returns. A schedule
+    by steps counts this worker's own; one by epochs counts the run's. To train by the server's rule alone, return
     `gem_client.torch.Optimizer(self.named_parameters(), session)` there.
 
     **The end.** The epochs are the server's, so `Trainer(max_epochs=...)` has no effect. When every sample of every epoch was
@@ -122,8 +122,8 @@ class GemCallback:
         schedules = trainer.lr_scheduler_configs
         if schedules and (self._on == "server" or (isinstance(given, Optimizer) and given.inner is None)):
             raise InvalidRequest("the schedule is the server's (gem-server --schedule): configure_optimizers can't bring one")
-        if any(config.interval != "step" for config in schedules):
-            raise InvalidRequest('the epochs are the server\'s: give the schedule as {"scheduler": ..., "interval": "step"}')
+        if any(config.interval != "step" and config.reduce_on_plateau for config in schedules):
+            raise InvalidRequest("ReduceLROnPlateau is not available: each worker would lower its own rate at another time")
         if not isinstance(given, Optimizer):
             names = pl_module.named_parameters()
             given = Optimizer(given, self._session, on=self._on, names=names, batches_per_step=batches)
@@ -142,6 +142,16 @@ class GemCallback:
         """Refuses batches that the server does not deal."""
         if trainer.train_dataloader is not self._loader:
             raise InvalidRequest("train on the callback's own loader alone: trainer.fit(module, gem.loader(dataset))")
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Has the trainer's epoch be the run's, also in a worker that came later, and schedules by epochs follow it."""
+        assert self._loader is not None
+        epoch, progress = self._loader.passes.epoch, trainer.fit_loop.epoch_progress.current
+        progress.started = progress.processed = progress.completed = epoch
+        progress.ready = epoch + 1
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == "epoch":
+                step_to(epoch // config.frequency, config.scheduler)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Tells the session about the batch. Lightning has already read the next one, to know whether this is the last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -85,6 +86,12 @@ def with_schedule(module: nn.Module) -> Any:
     optimizer = adamw(module)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=10)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def halved_each_epoch(module: nn.Module) -> Any:
+    """As most modules return it: Lightning then steps the schedule once an epoch."""
+    optimizer = adamw(module)
+    return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)]
 
 
 @contextmanager
@@ -219,7 +226,27 @@ def test_the_trainer_ends_with_the_run_also_before_its_own_minimum(least: dict[s
         fitted = trainer(gem, EndlessEpochs(), **least)
         fitted.fit(Module(adamw), gem.loader(Sums()))
         assert fitted.global_step == 2 * SAMPLES / BATCH
-        assert fitted.current_epoch == 1
+        assert fitted.current_epoch == 2
+
+
+class Epochs(pl.Callback):  # type: ignore[misc]
+    """Notes each epoch that begins a batch, with the rate."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, float] = {}
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        self.seen[trainer.current_epoch] = trainer.optimizers[0].param_groups[0]["lr"]
+
+
+def test_a_worker_that_comes_late_begins_in_the_runs_epoch_with_the_schedule_there() -> None:
+    early, late = Epochs(), Epochs()
+    with serving(config(replace(RUN, epochs=4))) as live:
+        for epochs, steps in ((early, 2 * SAMPLES // BATCH), (late, -1)):
+            with worker(live) as (_, gem):
+                trainer(gem, epochs, max_steps=steps).fit(Module(halved_each_epoch), gem.loader(Sums()))
+    assert early.seen == {0: 0.01, 1: 0.005}
+    assert late.seen == {2: 0.0025, 3: 0.00125}
 
 
 class EndlessEpochs(pl.Callback):  # type: ignore[misc]
@@ -260,9 +287,10 @@ def test_what_cannot_work_is_refused_before_the_worker_joins(live: Live, setting
             gem.setup(SimpleNamespace(**{**fine, **settings}), None, "fit")
 
 
-def by_epochs(module: nn.Module) -> Any:
+def on_plateau(module: nn.Module) -> Any:
     optimizer = adamw(module)
-    return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "validation_loss"}}
 
 
 def two(module: Any) -> Any:
@@ -274,7 +302,7 @@ def two(module: Any) -> Any:
     ("configure", "settings", "words"),
     [
         (with_schedule, {"on": "server"}, "the schedule is the server's"),
-        (by_epochs, {}, '"interval": "step"'),
+        (on_plateau, {}, "ReduceLROnPlateau is not available"),
         (two, {}, "one optimizer, and automatic optimization"),
     ],
 )

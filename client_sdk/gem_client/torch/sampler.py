@@ -97,7 +97,7 @@ class ShardSampler(Sampler[list[int]]):
         try:
             while (number := self._shards.next_epoch()) is not None:
                 for scheduler in schedulers:
-                    _step_to(number, scheduler)
+                    step_to(number, scheduler)
                 yield Epoch(number, self)
         finally:
             self._shards.end_epochs()
@@ -126,7 +126,8 @@ class ShardSampler(Sampler[list[int]]):
         return Loader(DataLoader(dataset, batch_sampler=self, **settings), self._shards)
 
 
-def _step_to(epoch: int, scheduler: LRScheduler) -> None:
+def step_to(epoch: int, scheduler: LRScheduler) -> None:
+    """Steps a scheduler that counts epochs to this one, if it is not there yet."""
     with warnings.catch_warnings():  # PyTorch expects a step of the optimizer first, which a late worker has not made
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         while scheduler.last_epoch < epoch:
@@ -176,17 +177,21 @@ class Loader:
 
 
 class Passes:
-    """A loader without a length, for trainers that iterate once for each of their epochs. Each iteration is a pass of the
-    sampler; `more` says whether another one is needed.
+    """A loader without a length, for trainers that iterate once for each of their epochs. Each iteration is one of the run's
+    epochs, as far as it was dealt to this worker, or what is left of it; `more` says whether there is another one.
 
     A trainer may read ahead: it calls `deliver` when it begins to train on the next batch.
 
     Args:
         sampler: The session's sampler.
         settings: Further arguments of `DataLoader`.
+
+    Attributes:
+        epoch: The number of the epoch, from 0, that `more` has begun last.
     """
 
     def __init__(self, sampler: ShardSampler, **settings: Any) -> None:
+        self.epoch = 0
         self._sampler = sampler
         self._shards = sampler._shards
         self._loader = sampler.loader(**settings)._loader
@@ -199,9 +204,10 @@ class Passes:
             yield from self._batches
 
     def more(self) -> bool:
-        """Begins the next pass, and returns whether it has a batch. If not, the run is complete, or this worker has done its
+        """Begins the next epoch, and returns whether it has a batch. If not, the run is complete, or this worker has done its
         steps. Waits while other workers hold the last shards. Call it when every batch so far is committed or skipped."""
-        while not self._first and not self._sampler.complete:
+        while not self._first and (epoch := self._shards.next_epoch()) is not None:
+            self.epoch = epoch
             self._shards.loader_tells()
             self._batches = iter(self._loader)
             self._first = list(islice(self._batches, 1))
