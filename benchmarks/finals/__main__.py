@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.finals import plan, real
-from benchmarks.finals.figure import figure
+from benchmarks.finals.figure import figure, number
 from benchmarks.finals.page import write_page
 from benchmarks.finals.runs import make, stored
 from benchmarks.lib import wire
@@ -35,6 +35,7 @@ def with_processes(questions: Sequence[str], data: Path | None) -> Wanted:
 def draw(folder: Path) -> Path:
     store = stored(folder / "finals.json")
     save(figure(store), folder / "finals.png")
+    save(number(store), folder / "number.png")
     return write_page(store, folder)
 
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from benchmarks.finals import plan
 from benchmarks.finals.page import Losses, standard_error
 from benchmarks.finals.runs import Outcome, Run
-from benchmarks.lib.style import BLUE, GREY, MARKERS, ORANGE, PALE, dots, legend, panels, styled
+from benchmarks.lib.style import BAND, BLUE, GREY, MARKERS, ORANGE, PALE, dots, legend, log_scale, marks, panels, styled
 from benchmarks.versus.profiles import KINDS
 
 MODEL, WORKERS, ROUNDS = "transformer", 8, 200
@@ -44,6 +44,38 @@ def figure(results: Mapping[Run, Outcome]) -> Figure:
     for place, profile in enumerate(profiles):
         _name_designs(axes, place + _offset(EXPERT, False), losses, profile)
     legend(drawn, *[_HOLLOW] * any(each for (_, real), each in shown.items() if real), columns=2)
+    return drawn
+
+
+@styled
+def number(results: Mapping[Run, Outcome]) -> Figure:
+    """The loss by the batches of each worker, a line for each number of workers. Thin lines join runs of as many batches in
+    all."""
+    losses = Losses(results)
+    found = {
+        (workers, rounds): losses.best((MODEL, "equal", workers, rounds), "ours", plan.BOTH)[1]
+        for workers in plan.NUMBERS
+        for rounds in plan.LENGTHS
+    }
+    found = {place: seeds for place, seeds in found.items() if seeds}
+    title = f"Held-out loss at the end, {MODEL}, equal workers"
+    drawn, (axes,) = panels(1, 1, title, 3.6)
+    for workers, colour in zip(plan.NUMBERS, (GREY, ORANGE, BLUE), strict=True):
+        own = {rounds: seeds for (number, rounds), seeds in found.items() if number == workers}
+        columns = {
+            "x": list(own), "mean": list(map(mean, own.values())),
+            "low": list(map(min, own.values())), "high": list(map(max, own.values())),
+        }  # fmt: skip
+        marks(axes, columns, colour, f"{workers} worker{'s' * (workers > 1)}")
+    for total in sorted({workers * rounds for workers, rounds in found}):
+        line = sorted((rounds, mean(seeds)) for (workers, rounds), seeds in found.items() if workers * rounds == total)
+        if len(line) > 1:
+            axes.plot(*zip(*line, strict=True), ":", color=GREY, linewidth=1)
+            axes.annotate(f"{total:,} batches in all", line[-1], (6, 4), textcoords="offset points", fontsize=8, color=GREY)
+    axes.set(xlabel="batches that each worker makes, as a measure of time", ylabel="held-out loss")
+    log_scale(axes, "x")
+    axes.set_xticks(plan.LENGTHS)
+    legend(drawn, BAND)
     return drawn
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
+
 from benchmarks.finals import plan
 from benchmarks.finals.runs import Outcome, Run
 from benchmarks.lib.page import filled, table
@@ -72,13 +74,13 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     """Writes the page, and returns its path."""
     losses = Losses(results)
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
-    parts = [_section(losses, *place) for place in places if place[1:] not in plan.WITHOUT.values()]
+    parts = [_section(losses, *place) for place in places if place[1:] not in {*plan.WITHOUT.values(), *plan.number_alone()}]
     parts.append(_section(losses, "transformer", 8, 200, plan.CONSTANT))
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
         missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), tables="\n\n".join(filter(None, parts)),
         apart=_apart(losses), real="\n\n".join(filter(None, (_real(losses, *place) for place in places))),
-        parts=_parts(losses, results),
+        parts=_parts(losses, results), number=_number(losses),
     )  # fmt: skip
 
 
@@ -163,6 +165,31 @@ def _without_the_slow(losses: Losses, where: Cell) -> list[float]:
     if (workers, rounds) != (8, 200) or profile not in plan.WITHOUT:
         return []
     return losses.of(model, "equal", *plan.WITHOUT[str(profile)], "ours", plan.ours(plan.BOTH))
+
+
+def _number(losses: Losses) -> str:
+    """The table of the number of workers and the length of the run."""
+    found = {
+        (workers, rounds): losses.best(("transformer", "equal", workers, rounds), "ours", plan.BOTH)
+        for workers in plan.NUMBERS
+        for rounds in plan.LENGTHS
+    }
+    alone = {rounds: mean(found[1, rounds][1]) for rounds in plan.LENGTHS if found[1, rounds][1]}
+    rows = []
+    for workers in plan.NUMBERS:
+        cells = []
+        for rounds in plan.LENGTHS:
+            rate, seeds = found[workers, rounds]
+            sooner = f", {_as_long(alone, mean(seeds)) / rounds:.1f} times sooner" if seeds and workers > 1 and alone else ""
+            cells.append(text(seeds, rate) + sooner)
+        rows.append([workers, *cells])
+    return table(["Workers", *(f"{each:,} batches of each" for each in plan.LENGTHS)], rows)
+
+
+def _as_long(alone: Mapping[int, float], loss: float) -> float:
+    """The batches after which one worker is as good."""
+    batches = sorted(alone, reverse=True)  # from the lowest loss on, as `interp` wants them
+    return float(np.exp(np.interp(loss, [alone[each] for each in batches], np.log(batches))))
 
 
 def _parts(losses: Losses, results: Iterable[Run]) -> str:

@@ -41,6 +41,10 @@ def _runs(
 
 _ours = partial(_runs, "ours")
 WITHOUT = {"mixed": (4, 300), "straggler": (7, 222), "quarter": (2, 615), "first": (1, 667)}  # their fast ones, in as long
+NUMBERS, LENGTHS = (
+    (1, 4, 16),
+    (50, 200, 800, 3200),
+)  # of workers, and of rounds: what is gained in as long, lost with as much data
 OTHERS = tuple(name for name in KINDS if name not in HARD)
 THREE = ("equal", "mixed", "exponential")
 TWO = (0, 1)
@@ -130,6 +134,12 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *_rivals(THREE, 200, TWO, model="convnet", rates=(0.008, 0.016)),
     ],
     "short": [*_ours([BOTH], ["equal", "mixed"], 50), *_today(["equal", "mixed"], 50), *_rivals(["equal", "mixed"], 50)],
+    "number": [
+        run
+        for workers, rounds in product(NUMBERS, LENGTHS)
+        if workers * rounds <= LENGTHS[-1]
+        for run in _ours([BOTH], ["equal"], rounds, workers=workers, rates=(RATE / 2, RATE, RATE * 2))
+    ],
     "without the slow": [
         run for workers, rounds in WITHOUT.values() for run in _ours([BOTH], ["equal"], rounds, workers=workers)
     ],
@@ -142,6 +152,12 @@ QUESTIONS: Mapping[str, list[Run]] = {
     ),
     "rates": _ours([BOTH], HARD, rates=(0.006, 0.011)),
 }  # fmt: skip
+
+
+def number_alone() -> set[tuple[int, int]]:
+    """Workers and rounds of what only the question for the number of workers needs."""
+    others = [run for question, found in QUESTIONS.items() if question != "number" for run in found]
+    return {(run.workers, run.rounds) for run in QUESTIONS["number"]} - {(run.workers, run.rounds) for run in others}
 
 
 NAMES = {
