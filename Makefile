@@ -60,7 +60,7 @@ $(DOCS): requirements-docs.lock $(READY)
 	@touch $@
 
 $(INTEGRATIONS): requirements-integrations.lock $(DEV) $(DOCS)
-	@echo "adding Lightning, Transformers, JAX and experiment trackers to $(VENV) (once)"
+	@echo "adding Lightning, Transformers, JAX, Keras and experiment trackers to $(VENV) (once)"
 	@$(ADD) $< | $(PROGRESS)
 	@touch $@
 

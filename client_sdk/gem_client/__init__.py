@@ -4,7 +4,8 @@
         theta = session.join({"weight": weight, "bias": bias})
         theta = session.commit(gradient, loss=loss).theta
 
-`gem_client.torch` has an optimizer and a sampler for PyTorch loops.
+`OwnSteps` commits the steps of your own optimizer, in any framework; `gem_client.torch` has an optimizer and a sampler for
+PyTorch loops.
 """
 
 from gem_api.errors import (
@@ -38,6 +39,7 @@ from gem_api.optimizer_choice import OptimizerChoice
 from gem_client.admin import Admin
 from gem_client.answer import Answer
 from gem_client.connecting import connect
+from gem_client.own_steps import OwnSteps
 from gem_client.retry import Retry
 from gem_client.session import Session
 
@@ -60,6 +62,7 @@ __all__ = [
     "NotInitialized",
     "OptimizerChoice",
     "Overloaded",
+    "OwnSteps",
     "PermissionDenied",
     "Quarantined",
     "RejectedCommit",

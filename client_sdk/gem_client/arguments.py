@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from gem_api.errors import InvalidRequest
+from gem_api.optimizer_choice import OptimizerChoice
 
 from gem_client.answer import Base
 from gem_client.retry import Retry
@@ -31,6 +32,15 @@ def require_connection(name: Any, retry: Any, timeout: Any) -> None:
         raise InvalidRequest(f"retry is a gem_client.Retry, such as Retry(give_up_after=60), not {retry!r}")
     if not (isinstance(timeout, Real) and 0 < float(timeout) < math.inf):
         raise InvalidRequest(f"timeout is a number of seconds above 0, not {timeout!r}")
+
+
+def as_choice(optimizer: Any) -> OptimizerChoice | None:
+    """The optimizer that a worker brings, by name or as it is. Raises InvalidRequest, with what to write, if it is neither."""
+    if isinstance(optimizer, str):
+        return OptimizerChoice(optimizer)
+    if not (optimizer is None or isinstance(optimizer, OptimizerChoice)):
+        raise InvalidRequest(f'optimizer is "worker" for one of the worker\'s own, or an OptimizerChoice, not {optimizer!r}')
+    return optimizer
 
 
 def require_figures(loss: Any, samples: Any, batches: Any, base: Any, share: Any) -> None:

@@ -22,7 +22,7 @@ from gem_api.update_kind import UpdateKind, kind_of
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.answer import Answer, Base
-from gem_client.arguments import require_evaluation, require_figures
+from gem_client.arguments import as_choice, require_evaluation, require_figures
 from gem_client.card import card
 from gem_client.plain_errors import plain_errors
 from gem_client.run.commits import Commits
@@ -191,7 +191,7 @@ class Session:
         parameters: Mapping[str, npt.ArrayLike] | Iterable[tuple[str, npt.ArrayLike]],
         *,
         groups: Mapping[str, Group] = MappingProxyType({}),
-        choice: OptimizerChoice | None = None,
+        optimizer: str | OptimizerChoice | None = None,
         overlap: bool = False,
         batches_per_step: int = 1,
         pull_only_reads: bool = False,
@@ -205,8 +205,9 @@ class Session:
                 arrays; for the others only names and shapes count.
             groups: The learning-rate factor and the weight decay of tensors that differ from the others, by name. All workers
                 must give the same.
-            choice: The optimizer that the worker brings, such as OptimizerChoice("worker") for steps of its own and commits of
-                deltas; None: it commits what the run asks for.
+            optimizer: "worker" if the worker has an optimizer of its own, and commits the deltas of its steps; or the optimizer
+                that it brings for the server to keep, as an `OptimizerChoice`. A server that was started without `--optimizer`
+                takes what the first worker brings. None: the worker commits what the run asks for (`update_kind`).
             overlap: Whether the worker will compute while a commit is under way (`begin_commit`). The server then keeps one
                 more snapshot for it: P·4 bytes.
             batches_per_step: Number of batches that each gradient is computed on; more than 1 if gradients are accumulated.
@@ -215,8 +216,8 @@ class Session:
                 empty if there are none. They must be the same for all workers.
 
         Raises:
-            InvalidRequest: Two parameters have the same name, `batches_per_step` is not a whole number above 0, or the session
-                has joined already.
+            InvalidRequest: Two parameters have the same name, the run has another optimizer, `batches_per_step` is not a whole
+                number above 0, or the session has joined already.
             LayoutMismatch: The run has a model with other names or shapes, or with other frozen parameters.
             Overloaded: The server had no room for another worker for as long as `retry` allows.
             NonFiniteGradient: θ's first value holds a NaN or an infinity.
@@ -225,6 +226,7 @@ class Session:
         self._member.require_usable()
         if not isinstance(batches_per_step, Integral) or batches_per_step < 1:
             raise InvalidRequest(f"batches_per_step is a whole number, at least 1, not {batches_per_step!r}")
+        choice = as_choice(optimizer)
         if self._member.joined:
             raise InvalidRequest("this session has joined already: open another session for another model")
         pairs = parameters.items() if isinstance(parameters, Mapping) else parameters

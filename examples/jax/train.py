@@ -1,4 +1,4 @@
-"""A worker in JAX: a perceptron learns the sine. If the run's workers bring their optimizer, this one brings optax's AdamW.
+"""A worker in JAX: a perceptron learns the sine by optax's AdamW, each worker with its own.
 
 python examples/jax/train.py [HOST:PORT]
 """
@@ -39,16 +39,13 @@ def main(address: str) -> None:
     advance, state = jax.jit(adamw.update), adamw.init(packed)
 
     with gem_client.connect(address) as session:
-        theta = session.join(names)
-        if session.hyperparameters.optimizer == "sgd":
-            raise SystemExit("this server applies SGD, not optax: start it with --optimizer worker, or with --optimizer adamw")
+        theta = session.join(names, optimizer="worker")
         shards = session.shards(len(x))
         while not shards.complete:
             for batch in shards:
-                loss, update = loss_and_gradient(theta, x[batch], y[batch])
-                if session.update_kind == "delta":
-                    update, state = advance(update, state, theta)
-                theta = session.commit(np.asarray(update), loss=float(loss), kind=session.update_kind).theta
+                loss, gradient = loss_and_gradient(theta, x[batch], y[batch])
+                change, state = advance(gradient, state, theta)
+                theta = session.commit(np.asarray(change), loss=float(loss), kind="delta").theta
         final = mean_squared_error(unravel(jnp.array(session.pull_final())), x, y)
         print(f"{session.steps_done} commits of this worker, {session.version} of all; loss {final:.5f}")
 

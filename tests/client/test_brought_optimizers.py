@@ -352,5 +352,5 @@ def test_an_optimizer_or_a_setting_that_there_is_not_is_refused_by_the_server() 
     with serving(config(PLAIN)) as live, connect(live.address) as session:
         for choice in choices:
             with pytest.raises(InvalidRequest):
-                session.join({"w": [1.0]}, choice=OptimizerChoice(*choice))
+                session.join({"w": [1.0]}, optimizer=OptimizerChoice(*choice))
         session.join({"w": [1.0]})

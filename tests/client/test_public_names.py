@@ -8,7 +8,7 @@ from gem_client.torch import Epoch, Loader, Optimizer, ShardSampler
 
 PACKAGE = """
     Admin Answer CheckpointFailed DeadlineExceeded Draining GemError Group Hyperparameters IncompleteTransfer InvalidRequest
-    Layout LayoutMismatch LeaseEnded NonFiniteGradient NormOutOfBounds NotInitialized OptimizerChoice Overloaded
+    Layout LayoutMismatch LeaseEnded NonFiniteGradient NormOutOfBounds NotInitialized OptimizerChoice Overloaded OwnSteps
     PermissionDenied Quarantined RejectedCommit Retry RuleFailed SequenceGap ServerUnavailable Session SettingsDiffer
     Superseded TransportError Unauthenticated connect
 """
@@ -33,6 +33,7 @@ def test_the_package_exports_these_names() -> None:
     [
         (gem_client.Admin, ADMIN),
         (gem_client.Session, SESSION),
+        (gem_client.OwnSteps, "finish load_final step"),
         (Optimizer, OPTIMIZER),
         (ShardSampler, SHARD_SAMPLER),
         (Epoch, "loader"),

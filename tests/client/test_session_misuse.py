@@ -160,6 +160,13 @@ def test_wrong_figures_of_a_commit_are_refused_before_it_is_sent(live: Live, fig
         assert session.commit(GRADIENT, loss=np.float32(1), samples=np.int64(2)).version == 1  # type: ignore[arg-type]
 
 
+def test_an_optimizer_that_is_no_name_is_refused_before_the_worker_joins(live: Live) -> None:
+    with connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match='optimizer is "worker" for one of the worker\'s own, or an OptimizerChoice'):
+            session.join(model(), optimizer=np.add)  # type: ignore[arg-type]
+        session.join(model())
+
+
 def test_a_worker_that_has_left_by_pull_final_is_told_so(session: Session) -> None:
     session.commit(GRADIENT)
     session.pull_final()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from client.conftest import Transport
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, OptimizerChoice, Session, connect
+from gem_client import InvalidRequest, Session, connect
 from kit.model import GRADIENT, PLAIN, SIZE, Array, model, outcomes, theta, version
 from kit.server import Live, config, serving
 
@@ -39,8 +39,8 @@ def joined(settings: Hyperparameters, transport: Transport | None = None, **over
 @pytest.mark.parametrize(
     ("settings", "wrong", "advice"),
     [
-        (DELTAS, "gradient", "make the steps on the worker, and commit what they have changed"),
-        (PLAIN, "delta", "start the server with --optimizer worker"),
+        (DELTAS, "gradient", 'make the steps on the worker, and commit what they have changed, with kind="delta"'),
+        (PLAIN, "delta", 'join with optimizer="worker", or start the server with --optimizer worker'),
     ],
     ids=["deltas", "gradients"],
 )
@@ -54,35 +54,34 @@ def test_a_commit_of_the_other_kind_is_refused_and_changes_nothing(settings: Hyp
 
 def test_a_worker_that_brings_its_optimizer_commits_deltas_or_is_refused() -> None:
     """A plain server takes it, as from PyTorch. One with an optimizer for all workers says how to use that."""
-    bring = OptimizerChoice("worker")
-    with joined(PLAIN, choice=bring) as (live, session):
+    with joined(PLAIN, optimizer="worker") as (live, session):
         assert session.update_kind == "delta"
         session.commit(GRADIENT, kind="delta")
         np.testing.assert_array_equal(theta(live), FIRST + 0.5)
         with pytest.raises(InvalidRequest, match=r"takes a delta.*holds a gradient"):
             session.commit(GRADIENT)
-    advice = "adamw on the server.*without PyTorch join without a choice.* --optimizer worker"
+    advice = "adamw on the server.*without PyTorch join without `optimizer`.* --optimizer worker"
     adamw = config(Hyperparameters(optimizer="adamw"), given=frozenset({"optimizer"}))
     with serving(adamw) as live, connect(live.address) as session:
         with pytest.raises(InvalidRequest, match=advice):
-            session.join(model(), choice=bring)
+            session.join(model(), optimizer="worker")
         session.join(model())
 
 
 @pytest.mark.parametrize(
-    ("settings", "choice", "lines"),
+    ("settings", "optimizer", "lines"),
     [
         (PLAIN, None, 1),
         (Hyperparameters(optimizer="adamw"), None, 0),  # so the operator wants it
-        (PLAIN, OptimizerChoice("worker"), 0),
+        (PLAIN, "worker", 0),
         (DELTAS, None, 0),
     ],
     ids=["sgd", "adamw", "brought", "deltas"],
 )
 def test_a_loop_that_asks_for_the_kind_is_told_once_that_its_own_optimizer_would_not_be_used(
-    settings: Hyperparameters, choice: Any, lines: int, caplog: pytest.LogCaptureFixture
+    settings: Hyperparameters, optimizer: Any, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with joined(settings, choice=choice) as (_, session):
+    with joined(settings, optimizer=optimizer) as (_, session):
         assert session.update_kind == session.update_kind
     told = [record.getMessage() for record in caplog.records if "--optimizer worker" in record.getMessage()]
     assert [line.count("an optimizer of this worker is not used") for line in told] == [1] * lines

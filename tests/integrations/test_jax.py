@@ -1,4 +1,4 @@
-"""examples/jax: two processes train on one server, by gradients or by the steps of their own optax."""
+"""examples/jax: two processes train on one server without a flag, by the steps of their own optax."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ LINE = re.compile(r"(\d+) commits of this worker, (\d+) of all; loss ([\d.]+)")
 UNTRAINED = 0.5  # the loss of a model that says 0 everywhere: half of the sine's amplitude squared
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Hyperparameters(epochs=60, optimizer="adamw", learning_rate=0.003),
-        Hyperparameters(epochs=30, optimizer="worker"),
-    ],
-    ids=["adamw on the server", "optax on the workers"],
-)
-def test_two_workers_share_the_epochs_and_learn(settings: Hyperparameters) -> None:
+@pytest.mark.long
+def test_two_workers_share_the_epochs_and_learn() -> None:
+    settings = Hyperparameters(epochs=30)
     with serving(config(settings, min_workers=2)) as live:
         output = workers_of("examples/jax/train.py", live.address)
         assert live.on_loop(lambda: live.core.ledger.samples_completed) == settings.epochs * 2048

@@ -15,7 +15,7 @@ import torch
 import transformers
 from client.share_helpers import asking_for_half
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, OptimizerChoice, Session
+from gem_client import InvalidRequest, Session
 from gem_client.torch import Optimizer, ShardSampler
 from gem_client.transformers import GemTrainerMixin
 from integrations.trainer_helpers import (
@@ -161,7 +161,7 @@ def test_the_schedule_advances_with_the_commits_of_all_workers(tmp_path: Path) -
             def commit(state: Any) -> None:
                 if state.global_step == 1:
                     tensors = [(tensor.name, np.zeros(tensor.shape)) for tensor in session.layout.tensors]
-                    other.join(tensors, groups={}, choice=OptimizerChoice("worker"))
+                    other.join(tensors, groups={}, optimizer="worker")
                 other.commit(np.zeros(session.layout.size), kind="delta")
 
             trainer.add_callback(Watch(commit))

@@ -151,7 +151,7 @@ class Membership:
             self._warned_of_gradients = True
             log.warning(
                 "%s: SGD on the server makes this run's steps, and an optimizer of this worker is not used. To use it, join "
-                'with choice=OptimizerChoice("worker"), or start the server with --optimizer worker',
+                'with optimizer="worker", or start the server with --optimizer worker',
                 self.name,
             )
 

@@ -160,7 +160,7 @@ class Optimizer(torch.optim.Optimizer):
             self._session.join(
                 first,
                 groups=best.groups,
-                choice=best.choice,
+                optimizer=best.choice,
                 overlap=self._overlap,
                 batches_per_step=self._batches_per_step,
                 pull_only_reads=True,

@@ -17,8 +17,9 @@ MAX_NAME = 128  # characters
 MAX_SAMPLES = 1 << 32  # in one commit
 MAX_SEQUENCE = (1 << 63) - 1  # a record in the log can hold it
 _TO_COMMIT: dict[UpdateKind, str] = {
-    "gradient": "the server makes the steps. For an optimizer on each worker, start the server with --optimizer worker",
-    "delta": "make the steps on the worker, and commit what they have changed",
+    "gradient": "the server makes the steps. For an optimizer on each worker, have all workers join with "
+    'optimizer="worker", or start the server with --optimizer worker',
+    "delta": 'make the steps on the worker, and commit what they have changed, with kind="delta"',
 }
 
 
