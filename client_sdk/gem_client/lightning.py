@@ -117,7 +117,10 @@ class GemCallback:
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Takes the optimizer, which exists now, and joins the run. The first batch is read after this."""
         if len(trainer.optimizers) != 1 or not pl_module.automatic_optimization:
-            raise InvalidRequest("a worker has one optimizer, and automatic optimization: one run trains one model")
+            raise InvalidRequest(
+                "a worker has one optimizer, and automatic optimization: one run trains one model. Several models need a loop "
+                "of your own, and a gem-server each; several optimizers of one model go into one class"
+            )
         given, batches = trainer.optimizers[0], trainer.accumulate_grad_batches
         schedules = trainer.lr_scheduler_configs
         if schedules and (self._on == "server" or (isinstance(given, Optimizer) and given.inner is None)):

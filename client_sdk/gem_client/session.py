@@ -228,7 +228,10 @@ class Session:
             raise InvalidRequest(f"batches_per_step is a whole number, at least 1, not {batches_per_step!r}")
         choice = as_choice(optimizer)
         if self._member.joined:
-            raise InvalidRequest("this session has joined already: open another session for another model")
+            raise InvalidRequest(
+                "this session has joined already. Another model needs a gem-server of its own, on another port (--listen), and "
+                "a session with it; several optimizers of one model go into one class, which has the step() of all"
+            )
         pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
         named = [(name, np.asarray(value)) for name, value in pairs]
         layout, arrays = Layout.of(((name, array.shape) for name, array in named), groups), dict(named)

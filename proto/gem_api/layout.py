@@ -23,6 +23,7 @@ MAX_TENSORS = 100_000
 MAX_PARAMETERS = 1 << 40
 MAX_NAME = 512
 MAX_AXES = 64  # as many as NumPy has
+_OTHER_MODEL = "start the worker with the run's model; another model needs a gem-server of its own, on another port (--listen)"
 NAME_TENSORS = "give all workers names: model.named_parameters(), or names=model.named_parameters() with an optimizer"
 MAX_RATE_FACTOR = 1.0  # the run has the largest rate of all tensors: rules bound their steps by it
 
@@ -278,7 +279,7 @@ class Layout:
                 f"the range [{other.begin}, {other.end}) of the model is not [{self.begin}, {self.end}): start all servers "
                 "with ranges of the same number, --range 0/N to N-1/N"
             )
-        raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}")
+        raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}: {_OTHER_MODEL}")
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> str:
@@ -294,8 +295,8 @@ def _difference(ours: Tensor, theirs: Tensor) -> str:
             f"{NAME_TENSORS}"
         )
     return (
-        f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape {ours.shape}: start "
-        "the worker with the run's model"
+        f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape {ours.shape}: "
+        f"{_OTHER_MODEL}"
     )
 
 

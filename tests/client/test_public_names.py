@@ -21,7 +21,7 @@ SESSION = """
 """  # and `name`, which is set at construction
 # And `answer` and `inner`, which are set at construction.
 OPTIMIZER = "add_param_group finish load_final load_state_dict note skip state_dict step zero_grad"
-SHARD_SAMPLER = "complete epochs loader samples_in_hand"
+SHARD_SAMPLER = "complete epochs items loader samples_in_hand"
 
 
 def test_the_package_exports_these_names() -> None:

@@ -81,7 +81,9 @@ def test_another_model_is_refused(live: Live) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_any_float_type_is_trained_on_a_float32_theta(plain: Live, dtype: torch.dtype) -> None:
+def test_any_float_type_is_trained_on_a_float32_theta(
+    plain: Live, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
     model = nn.Linear(3, 2, bias=False).to(dtype)
     first = model.weight.detach().float().clone()
     with training(plain, model) as (optimizer, _):
@@ -93,6 +95,8 @@ def test_any_float_type_is_trained_on_a_float32_theta(plain: Live, dtype: torch.
         assert model.weight.dtype == dtype
         expected = torch.from_numpy(held).view(2, 3).to(dtype)
         assert torch.equal(model.weight.detach(), expected)
+    warned = any("1 parameters are float64, such as weight" in record.getMessage() for record in caplog.records)
+    assert warned == (dtype == torch.float64)
 
 
 def test_frozen_parameters_are_left_alone_and_out_of_the_layout(live: Live) -> None:

@@ -92,6 +92,15 @@ def test_the_loop_that_ddps_guide_ends_with_completes_a_run() -> None:
         assert complete(live)
 
 
+def test_the_page_of_unusual_programs_shows_lines_of_the_examples() -> None:
+    page = ROOT / "docs/guides/unusual-programs.md"
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "examples/unusual").glob("*.py")]
+    lines = {line.partition("  # ")[0].strip() for text in texts for line in text.splitlines()}
+    shown = [line.strip() for block in blocks(language="py") if block.page == page for line in block.text.splitlines()]
+    assert len(shown) > 10
+    assert [line for line in shown if line not in lines] == []
+
+
 def test_the_task_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = task_of_the_guide()
     (tmp_path / "my_task.py").write_text(block.text, encoding="utf-8")

@@ -50,6 +50,7 @@ class Shards:
     batches it has delivered (`ShardSampler.loader`). Any other reader that reads ahead must keep the order of the batches. Its
     commits are only counted. Its shards are reported when as many batches were committed as handed out: at the end of a pass,
     which comes after 100 shards at the latest. If the counts differ when the next pass begins, all these shards come again.
+    A pass of `items` hands out single samples, which no commit covers: the loop is done with one when it asks for the next.
 
     An iteration may therefore end while the last batches still have to be committed. Iterate again until `complete` is True.
 
@@ -74,6 +75,9 @@ class Shards:
         self._share = 1.0  # of the batches of the step that batches are handed out for
         self._hand = Hand()
         self._window: list[Batch] = []  # those of the local steps that the next commit covers
+        self._by_item = False  # whether the loop makes any number of commits of a batch, and then asks for the next one
+        self._steps_wait = False  # whether local steps on the item in hand wait for a commit
+        self._item_lost = False  # whether a commit of the item in hand was lost
         self._claimed = 0  # batches of commits whose result is not known yet
         self._got_on = True  # whether a batch was committed or skipped since the pass began
         self._passes = 0
@@ -113,7 +117,29 @@ class Shards:
         return self
 
     def __iter__(self) -> Iterator[list[int]]:
-        number = self._begin_pass()
+        return self._pass(by_item=False)
+
+    def items(self) -> Iterator[int]:
+        """Iterates over sample indices, one at a time, each of which the loop may make any number of commits of: see
+        `gem_client.torch.ShardSampler.items`."""
+        if self.batches_per_step > 1:
+            raise InvalidRequest(
+                f"batches_per_step={self.batches_per_step} counts the batches of a sampler, not those of an item: leave it "
+                "out, and make the last step of each item before you ask for the next one"
+            )
+        if (size := self._member.hyperparameters.shard_size) > 1 and not self._passes:
+            log.warning(
+                "each worker takes %d items at a time, and if it dies all of these come again: start the run with shard_size 1",
+                size,
+            )
+        self._hand.loader_tells()
+        for (index,) in self._pass(by_item=True):
+            self.deliver()
+            yield index
+            self._finish_item()
+
+    def _pass(self, by_item: bool) -> Iterator[list[int]]:
+        number = self._begin_pass(by_item)
         while self._steps_left and not self._must_report:
             batch = self._hand_out()
             if batch is not None:
@@ -168,12 +194,13 @@ class Shards:
     def add_to_window(self, batches: int) -> None:
         """The loop made a local step with `batches` batches: the next commit covers them too."""
         self._window += self._claim(batches)
+        self._steps_wait = True
 
     def claim(self, batches: int | None) -> list[Batch]:
         """Returns the batches that the next commit covers: those of its local steps, and `batches` more that the loop has
         (None: those of one step). Call `committed` or `lost` with them afterwards."""
         claimed = [*self._window, *self._claim(self.batches_per_step if batches is None else batches)]
-        self._window = []
+        self._window, self._steps_wait = [], False
         return claimed
 
     def share_of(self, claimed: Sequence[Batch], share: float | None) -> float:
@@ -204,13 +231,15 @@ class Shards:
         with self._lock:
             self._claimed -= len(claimed)
             self._due.extend(claimed)
+            self._item_lost = True
 
     def skip(self, batches: int) -> None:
         """Leaves the youngest `batches` batches out of the run. Raises InvalidRequest if the loop has fewer."""
         if not self._batch_size:
             raise InvalidRequest("no batch can be skipped: this session has no sampler. Make one first")
         with self._lock:
-            self._settle(self._hand.skip(batches))
+            if not self._by_item:  # else it is a batch of the loop's own: the rest of the item goes on
+                self._settle(self._hand.skip(batches))
             self.skipped += batches
 
     def loader_tells(self) -> None:
@@ -270,7 +299,7 @@ class Shards:
     def _claim(self, batches: int) -> list[Batch]:
         """Returns the batches that a step on `batches` batches covers: see `Hand.cover`."""
         with self._lock:
-            if not batches or not self._hand:
+            if not batches or not self._hand or self._by_item:
                 return []
             claimed, again = self._hand.cover(batches)
             self._due.extend(again)  # after the others
@@ -278,7 +307,20 @@ class Shards:
             self._report()
             return claimed
 
-    def _begin_pass(self) -> int:
+    def _finish_item(self) -> None:
+        """The loop has made all steps on its item."""
+        self._wait_for_commit()
+        with self._lock:
+            item = self._hand.skip(1)
+            if self._item_lost:
+                self._due.extend(item)
+            elif self._steps_wait:
+                self._window += item
+                self._claimed += 1
+            else:
+                self._settle(item)
+
+    def _begin_pass(self, by_item: bool) -> int:
         """Makes all batches due that no commit covers, and returns the number of the pass."""
         self._wait_for_commit()
         if not self._got_on:
@@ -286,6 +328,7 @@ class Shards:
         self._got_on = False
         with self._lock:
             self._passes += 1
+            self._by_item = by_item
             again = self._hand.begin_pass(self._take_back_all)
             self._due.extendleft(reversed(again))
             return self._passes
@@ -364,7 +407,8 @@ class Shards:
             if batch is None:
                 return None
             self._hand.add(batch)
-            last = not self._due
+            self._item_lost = False
+            last = not self._due and not self._by_item  # an item may take long: others get the next one meanwhile
         if last and self._ahead is None and self._steps_left and not self._must_report:
             self._ahead = self._ask()  # while the caller computes, so that the next batch need not wait for the network
         return batch
@@ -383,6 +427,7 @@ class Shards:
                 break
             if isinstance(due, Batch):
                 return due
+            shard.sizes = None if self._by_item else shard.sizes
             batch = shard.cut(self._size(self._share), self._whole_batch)
             if shard.uncut:
                 self._due.appendleft(shard)
@@ -401,7 +446,7 @@ class Shards:
     @property
     def _whole_batch(self) -> int:
         """Samples in a whole batch of this worker."""
-        return max(1, min(self._batch_size, self._member.hyperparameters.shard_size, self._samples))
+        return 1 if self._by_item else max(1, min(self._batch_size, self._member.hyperparameters.shard_size, self._samples))
 
     def _size(self, share: float) -> int:
         """Samples in a batch with this share of a whole one: two at least, because BatchNorm fails on a single one."""

@@ -102,6 +102,20 @@ class ShardSampler(Sampler[list[int]]):
         finally:
             self._shards.end_epochs()
 
+    def items(self) -> Iterator[Any]:
+        """The items of the dataset that the server deals to this worker, one at a time, for a loop that makes many steps of
+        each: `for file in sampler.items(): for batch in read(file): ...`, with a list of files as the dataset.
+
+        An item is complete when the loop asks for the next one, and every step before that is committed. If local steps wait,
+        the next commit completes it, or `Optimizer.finish` after the loop. An item of a worker that dies comes again as a
+        whole, to another worker; so does one that the loop leaves early, to this one. Start the run with `batch_size` and
+        `shard_size` 1, which deals single items. `Optimizer.skip` only counts the batches that the loop leaves out.
+
+        Raises:
+            InvalidRequest: While iterating: the optimizer has `batches_per_step`, or an item was left early three times.
+        """
+        return (self._dataset[index] for index in self._shards.items())  # type: ignore[index]
+
     def loader(self, **settings: Any) -> Loader:
         """Returns an iterable over batches of the dataset, made by a `DataLoader` with this sampler.
 
