@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gem_client.range_checkpoint import all_ranges, checkpoint_all, drain_all
 from gem_client.transport.channel import Stub, checked_address, next_frame, open_channel, typed
-from gem_client.transport.security import Security, Source
+from gem_client.transport.security import Security, Source, or_that_of_dry_run
 
 
 class Admin:
@@ -42,7 +42,8 @@ class Admin:
         tls_cert: Source | None = None,
         tls_key: Source | None = None,
     ) -> None:
-        address, self._security = checked_address(address), Security(token, tls_ca, tls_cert, tls_key)
+        given = checked_address(address), Security(token, tls_ca, tls_cert, tls_key)
+        address, self._security = or_that_of_dry_run(*given)
         self._channel = open_channel(address, self._security)
         self._stub = Stub(self._channel, self._security.metadata, address)
         self._health = typed(health_pb2_grpc.HealthStub(self._channel).Check, address)

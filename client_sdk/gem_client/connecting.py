@@ -12,7 +12,7 @@ from gem_client.retry import Retry
 from gem_client.run.link import Caller
 from gem_client.session import Session
 from gem_client.transport.connection import Connection
-from gem_client.transport.security import Security, Source
+from gem_client.transport.security import Security, Source, or_that_of_dry_run
 
 
 def connect(
@@ -62,9 +62,10 @@ def connect(
     """
     require_started()
     require_connection(name, retry, timeout)
+    address, security = or_that_of_dry_run(address, Security(token, tls_ca, tls_cert, tls_key))
     caller = Caller(
         name=name or default_name(),
-        connect=partial(Connection, timeout=timeout, security=Security(token, tls_ca, tls_cert, tls_key)),
+        connect=partial(Connection, timeout=timeout, security=security),
         retry=retry or Retry(),
         shared_memory=shared_memory,
         gradient_format=wire_format(gradient_dtype),

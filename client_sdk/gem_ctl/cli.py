@@ -71,7 +71,8 @@ class _TypedErrors(WithHeadings, click.Group):
             return args
         theirs, rest, moved = _options_of(command), list(args[begin + 1 :]), list[str]()
         kept = [args[begin]]
-        while rest and rest[0] != "--":
+        anywhere = command.context_settings.get("allow_interspersed_args", True)
+        while rest and rest[0] != "--" and (anywhere or rest[0].startswith("-")):
             name, equals, _ = rest[0].partition("=")
             takes = 2 if not equals and (own | theirs).get(name) else 1
             if takes > len(rest):

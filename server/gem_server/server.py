@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -14,10 +15,10 @@ from types import FrameType
 from typing import Any
 
 from gem_api.errors import CheckpointFailed, Overloaded
-from gem_api.process.addresses import is_loopback
+from gem_api.process.addresses import is_loopback, with_port
 from gem_api.process.files import advice
 from gem_api.process.kernel_network import kernel_settings
-from gem_api.process.lifetime import ending_signals
+from gem_api.process.lifetime import LAUNCHER, ending_signals
 from gem_api.process.logs import Logger
 from gem_api.timeline import SAMPLE_SECONDS
 
@@ -25,7 +26,7 @@ from gem_server.background import new_thread, start_chore
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import recovery
 from gem_server.rules import is_users, where_raised
-from gem_server.security.exposure import what_is_open
+from gem_server.security.exposure import how_to_join, what_is_open
 from gem_server.telemetry.health import BEAT_SECONDS
 from gem_server.warm_up import warm_up
 from gem_server.wiring import Wiring
@@ -231,12 +232,15 @@ class Server:
         for what, how_to_close in what_is_open(config.listen, lane, exposed, config.tokens, config.tls):
             self._logger.warning(f"OPEN: {what}", close=how_to_close)
         self._log_kernel_settings()
+        address = with_port(config.listen, self.port)
         self._logger.info(
-            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=wiring.lane.listener.address or "off",
+            "serving", address=address, lane=wiring.lane.listener.address or "off",
             metrics=http or "none", page=f"http://{http}/" if http else "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
             rule=core.settings.rule,
         )  # fmt: skip
+        if core.part.leads and LAUNCHER not in os.environ:  # gem-train starts the workers itself
+            self._logger.info(how_to_join(address, config.tokens, config.tls))
 
     def _log_kernel_settings(self) -> None:
         """Names the kernel's settings that slow commits of other machines down, if other machines can reach this one."""

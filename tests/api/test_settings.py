@@ -21,7 +21,7 @@ from kit.pages import ROOT
 from kit.settings import configured
 
 server, train = COMMANDS["gem-server"], COMMANDS["gem-train"]
-MAX_OPTIONS = 110  # over all commands
+MAX_OPTIONS = 113  # over all commands
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import gem_client
 import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import Admin, connect
+from gem_client import Admin
 from gem_client.torch import Optimizer, ShardSampler, update_statistics
-from gem_worker.tasks import load_task
 from kit.model import in_background
 from kit.pages import ROOT, Block, blocks
 from kit.server import DEADLINE, Live, config, serving
@@ -48,11 +46,6 @@ def complete(live: Live) -> bool:
 def training_loss(live: Live) -> float:
     with Admin(live.address) as admin:
         return admin.status().training_loss
-
-
-def task_of_the_guide() -> Block:
-    (block,) = (block for block in PAGES[ROOT / "docs/guides/your-data.md"] if "class Sine" in block.text)
-    return block
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -99,34 +92,6 @@ def test_the_page_of_unusual_programs_shows_lines_of_the_examples() -> None:
     shown = [line.strip() for block in blocks(language="py") if block.page == page for line in block.text.splitlines()]
     assert len(shown) > 10
     assert [line for line in shown if line not in lines] == []
-
-
-def test_the_task_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    block = task_of_the_guide()
-    (tmp_path / "my_task.py").write_text(block.text, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    task = load_task("my_task:Sine", None)
-    model, data = task.model(), task.training_data()
-    assert isinstance(data, Sized)
-    with serving(config(Hyperparameters(epochs=10, shard_size=256))) as live, connect(live.address) as session:
-        optimizer = Optimizer(model.named_parameters(), session)
-        for batch in ShardSampler(session, data).loader():
-            optimizer.zero_grad()
-            loss = task.loss(model, batch)
-            loss.backward()
-            optimizer.step(loss=loss)
-        assert loss.item() < 0.3
-        assert task.correct(model, batch) is None
-
-
-def test_the_example_of_a_custom_worker_is_the_task_of_the_guide() -> None:
-    block = task_of_the_guide()
-    example = (ROOT / "deploy/custom-worker/sine.py").read_text(encoding="utf-8")
-
-    def methods(text: str) -> list[str]:
-        return re.findall(r"def (\w+\([^)]*\))", text)
-
-    assert methods(example) == methods(block.text)
 
 
 def test_the_readmes_worker_is_short_and_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -14,17 +15,20 @@ from gem_api.methods import ADMIN as ADMIN_SERVICE
 from gem_api.methods import TRAINING, methods
 from gem_api.process import secret_file
 from gem_api.process.addresses import is_loopback, is_this_machine
+from gem_api.process.lifetime import LAUNCHER
 from gem_api.process.secret_file import read_token
 from gem_client.transport.security import Security
 from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server
 from gem_server.security.access import MAY_CALL
-from gem_server.security.exposure import what_is_open
+from gem_server.security.exposure import how_to_join, what_is_open
 from gem_server.security.tls import TlsFiles
 from gem_server.security.tokens import Entry, Role, TokenFile, parse
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
 from kit.failing import failing
+from kit.logs import captured
+from kit.server import config, serving
 from kit.tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
 
 
@@ -262,6 +266,44 @@ def test_a_lane_that_is_open_alone_shows_tensors_but_no_tokens_and_lets_nobody_i
             ("gradients and the model cross the network unencrypted", "--tls-cert FILE --tls-key FILE")
         ]
     assert what_is_open(here, everywhere, "", None, tls) == []
+
+
+def test_the_log_has_the_command_for_another_machines_worker_and_it_is_one_that_works(tmp_path: Path) -> None:
+    tls, mutual = TlsFiles(Path("c"), Path("k")), TlsFiles(Path("c"), Path("k"), Path("a"))
+    for name in ("token", "ca.pem"):
+        (tmp_path / name).write_text("x")
+    for tokens, encrypted, flags in (
+        (None, None, []),
+        (Path("t"), None, ["--token-file", "token"]),
+        (Path("t"), tls, ["--token-file", "token", "--tls-ca", "ca.pem"]),
+        (None, mutual, ["--tls-ca", "ca.pem"]),
+    ):
+        before, _, rest = how_to_join("10.0.0.1:7", tokens, encrypted).partition("gem-worker ")
+        words = rest.partition(" (")[0].split()
+        assert words == ["--server", "10.0.0.1:7", "--task", "my_task:Sine", *flags]
+        assert ("GEM_TLS_CERT=" in before) == (encrypted is mutual)
+        worker.make_context("gem-worker", [str(tmp_path / word) if (tmp_path / word).exists() else word for word in words])
+    for everywhere in ("0.0.0.0:7", "[::]:7"):
+        address = how_to_join(everywhere, None, None).partition("--server ")[2].split()[0]
+        assert address.endswith(":7")
+        assert is_this_machine(address) or address == f"{socket.gethostname()}:7"
+        assert not address.startswith(("0.0.0.0", "["))
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:7", "localhost:7", "[::1]:7", "unix:/tmp/x"])
+def test_if_no_other_machine_can_join_the_log_names_the_option_that_lets_them_in(listen: str) -> None:
+    assert "only workers on this machine" in how_to_join(listen, None, None)
+    assert "--listen 0.0.0.0:50051" in how_to_join(listen, None, None)
+
+
+@pytest.mark.parametrize(("launcher", "lines"), [("", 1), ("1", 0)])
+def test_a_server_says_so_once_unless_gem_train_starts_its_workers(
+    launcher: str, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if launcher:
+        monkeypatch.setenv(LAUNCHER, launcher)
+    with captured(logging.INFO) as logged, serving(config()):
+        assert sum("only workers on this machine" in line["event"] for line in logged) == lines
 
 
 @pytest.mark.parametrize(

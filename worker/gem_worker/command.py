@@ -27,6 +27,11 @@ def require_task(name: str, log: logs.Logger) -> None:
         sys.exit(EXIT_WRONG_USE)
 
 
+def program() -> str:
+    """The command gem-train as the user typed it."""
+    return sys.argv[0] if sys.argv[0].endswith("gem-train") else "gem-train"
+
+
 class Stopped(BaseException):
     """SIGTERM or Ctrl-C: leave the run now. A BaseException, so that `except Exception` does not catch it."""
 

@@ -159,7 +159,8 @@ class Membership:
         """Logs, for a worker that has joined and ends now, that it made no commit."""
         if self.generation and not self.steps_done:
             log.warning(
-                "%s: this worker made no commit: the others did all the work, or its loop made no step with this session",
+                "%s: this worker made no commit: the others had all shards (a smaller shard_size makes more), or its loop "
+                "made no step with this session",
                 self.name,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import ssl
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from gem_api.process.secret_file import require_private, require_token
 
 log = logging.getLogger("gem_client")
 Source = str | PathLike[str]  # path of a PEM file
+# `gem-ctl doctor` sets it for a script and all processes that this starts, so that none of them reaches the user's own run.
+DRY_RUN_SERVER = "GEM_DOCTOR_SERVER"
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,15 @@ class Security:
 
 
 NONE = Security()
+
+
+def or_that_of_dry_run(address: str, security: Security) -> tuple[str, Security]:
+    """The server to connect to, and how: in a dry run its own server, whatever the caller names."""
+    private = os.environ.get(DRY_RUN_SERVER)
+    if not private:
+        return address, security
+    log.info("a dry run: its own server takes the place of %s", address)
+    return private, NONE
 
 
 def _pem(name: str, path: Source | None) -> bytes | None:

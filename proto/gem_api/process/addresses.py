@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+from contextlib import suppress
 from typing import Any
 
 DEFAULT_PORT = 50051
@@ -44,6 +45,18 @@ def is_this_machine(address: str) -> bool:
             return bool(probe.getsockname()[0] == host)
     except (ValueError, OSError):
         return False
+
+
+def address_for_others(listening: str) -> str:
+    """How other machines write an address that a server listens on. If it is every address of this machine, that is the one
+    that its packets to others come from, or else its name."""
+    if _host(listening) not in _EVERY_ADDRESS:
+        return listening
+    port = listening.rpartition(":")[2]
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # kept for documentation (RFC 5737); sends nothing, the system chooses the source
+        return f"{probe.getsockname()[0]}:{port}"
+    return f"{socket.gethostname()}:{port}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:

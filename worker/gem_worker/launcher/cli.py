@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,18 +12,43 @@ from gem_api.errors import InvalidRequest
 from gem_api.process.extras import install, needs
 from gem_api.process.lifetime import interruptible
 from gem_api.process.logs import print_error
-from gem_api.process.options import SETTINGS, WithHeadings, command_options
-from gem_api.process.progress import end_output
+from gem_api.process.options import SETTINGS, WithHeadings, command_options, option
+from gem_api.process.progress import end_output, say
 
-from gem_worker.command import EXIT_WRONG_USE
+from gem_worker.command import EXIT_WRONG_USE, program
 from gem_worker.launcher.cluster import ClusterError
 from gem_worker.launcher.members import Host, ThisMachine
+from gem_worker.launcher.new_task import write_task
 from gem_worker.launcher.options import run_options
 from gem_worker.tasks import TaskError, require_name
 
 
+def _write_new(context: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Writes a task, says how to run it, and exits, as the callback of --new."""
+    if path is None or context.resilient_parsing:
+        return
+    try:
+        task = write_task(path)
+    except TaskError as error:
+        _complain(str(error))
+        context.exit(EXIT_WRONG_USE)
+    say(f"{path}: a task that learns a sine. Put your own data, model and loss in place of its own. It runs as it is:")
+    say(f"{program()} --task {task} --epochs 100")
+    context.exit()
+
+
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
 @command_options("train")
+@option(
+    "--new",
+    type=click.Path(path_type=Path),
+    heading="Most used",
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_write_new,
+    help="Write a task to this new file, such as my_task.py, for you to change; print the command that trains it; exit.",
+)
 @click.version_option(__version__)
 @click.pass_context
 @interruptible()
@@ -35,7 +61,7 @@ def main(context: click.Context, /, **_: Any) -> None:
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch). Its
     only argument is the --data folder. If it has a method optimizer(model), each worker makes the steps of that optimizer.
-    docs/guides/your-data.md has an example.
+    --new my_task.py writes one to begin with.
 
     \b
     Examples:

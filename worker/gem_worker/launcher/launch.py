@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from gem_api.ranges import all_bounds
 from gem_client import InvalidRequest
 from gem_ctl.local_runs import Announcement
 
-from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, ignore_signals
+from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, ignore_signals, program
 from gem_worker.device import devices
 from gem_worker.launcher.cluster import Cluster, ClusterError, WrongSettings
 from gem_worker.launcher.members import Host, Place, make_cluster, places
@@ -172,7 +171,7 @@ def _scored(status: int, monitor: RunMonitor, complain: Callable[[str], object])
 
 
 def _how_to_resume(folder: RunFolder) -> str:
-    return f"Resume with:  {_program()} --resume {shlex.quote(str(folder.path))}"
+    return f"Resume with:  {program()} --resume {shlex.quote(str(folder.path))}"
 
 
 @contextmanager
@@ -192,11 +191,6 @@ def _refuse(folder: RunFolder, error: Exception, resume: bool, complain: Callabl
     if not resume:
         folder.discard()
     return EXIT_WRONG_USE
-
-
-def _program() -> str:
-    """This command as the user typed it."""
-    return sys.argv[0] if sys.argv[0].endswith("gem-train") else "gem-train"
 
 
 def _folder(options: dict[str, Any]) -> RunFolder:
