@@ -264,17 +264,21 @@ class Session:
             return self._member.pull_without_lease()
 
     @plain_errors
-    def read(self) -> Vector:
+    def read(self, average: bool = False) -> Vector:
         """Receives the current θ, for example to evaluate it: float32, shape (P,), a new buffer that the caller owns.
 
         The next commit is still based on the θ handed out last. Waits for a commit under way.
 
+        Args:
+            average: Whether to receive the average of θ that the run keeps (`gem-server --average`) instead.
+
         Raises:
+            InvalidRequest: The run keeps no average.
             LayoutMismatch: The server has begun a run with another model.
         """
         self._member.require_usable()
         with self._lock:
-            theta, self.read_version = self._member.read()
+            theta, self.read_version = self._member.read(average)
             return theta
 
     @plain_errors
@@ -411,16 +415,22 @@ class Session:
         self._shards.skip(batches)
 
     @plain_errors
-    def pull_final(self) -> Vector:
+    def pull_final(self, average: bool = False) -> Vector:
         """Leaves the run, waits until it is over, and returns its final θ: float32, shape (P,), the session's own buffer.
 
         A run is over if every sample of every epoch was trained on, if no worker is left, or if the server drains. Every
         worker that calls this method gets the same θ.
 
+        Args:
+            average: Whether to return the final average of θ that the run keeps (`gem-server --average`) instead.
+
         Raises:
+            InvalidRequest: The run keeps no average. The worker has not left then.
             RejectedCommit: The server rejected the commit that was under way.
         """
         self._member.require_usable()
+        if average:
+            self._member.require_average()
         self.finish_commit()
         self._shards.wait_for_reports()
         with self._lock:
@@ -428,7 +438,7 @@ class Session:
             self._member.leave()
             self._member.forget(for_good=True)
             self._member.wait_until_run_is_over()
-            return self._member.pull_without_lease()
+            return self._member.pull_without_lease(average)
 
     def close(self) -> None:
         """Waits for a commit under way, leaves the run and closes the connection. Does nothing if the session is closed."""

@@ -192,26 +192,27 @@ main.add_command(doctor)
 
 @main.command(short_help="Saves the model as a safetensors file.")
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@click.option("--average", is_flag=True, help="Save the average of θ that the run keeps (gem-server --average).")
 @click.pass_obj
-def pull(target: Target, out: Path) -> None:
+def pull(target: Target, out: Path, average: bool) -> None:
     """Saves the model (the central variable) to OUT, a safetensors file with the model's own tensor names, all float32.
 
     OUT may be - for standard output.
     """
     try:
-        content, what = _pulled(target, Retry(give_up_after=0))  # as the other commands, which ask once
+        content, what = _pulled(target, Retry(give_up_after=0), average)  # as the other commands, which ask once
         output.write_and_tell(out, content, what)
     except OSError as error:
         raise click.ClickException(f"can't write {out}: {error}") from error
 
 
-def _pulled(target: Target, retry: Retry) -> tuple[bytes, str]:
-    """The model as a safetensors file, and what it is. Raises GemError."""
+def _pulled(target: Target, retry: Retry, average: bool = False) -> tuple[bytes, str]:
+    """The model, or its average, as a safetensors file, and what it is. Raises GemError."""
     with connect(target.server, timeout=target.timeout, retry=retry, **target.credentials()) as session:
-        theta = session.pull()
-        tensors = session.layout.split(theta)
-        content = save(tensors, metadata={"format": "pt", "gem_version": str(session.version)})
-        return content, f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
+        theta = session.read(average)
+        tensors, what = session.layout.split(theta), "the average at version" if average else "version"
+        content = save(tensors, metadata={"format": "pt", "gem_version": str(session.read_version)})
+        return content, f"{what} {session.read_version}, {len(tensors)} tensors, {theta.size} parameters"
 
 
 @main.command(short_help="Follows the run into an experiment tracker.")

@@ -21,6 +21,7 @@ _NOT_SGD = tuple(OPTIMIZERS)[1:]
 _SHARED = tuple(name for name, arrays in OPTIMIZERS.items() if arrays)  # of the server, with a memory of gradients
 _PAPERS = ("momentum", "snapshot")  # settings of rule gem that mean nothing around another optimizer than SGD
 SCHEDULES = ("constant", "step", "cosine", "onecycle")
+NO_AVERAGE = "this run keeps no average of θ: start its server with --average DECAY, such as 0.999; a resumed run may begin one"
 SHARD_SIZE = 256  # the default; a larger batch raises it
 
 _MAX_UINT32 = (1 << 32) - 1
@@ -173,6 +174,10 @@ class Hyperparameters:
         status=("wait", "replies wait ≤ ×{:g} of a step"),
         help="How long a reply may wait for commits that are expected, as a share of the time of the worker's own step, in the "
         "first rounds of a run. 0: no reply waits, the default with another rule than gem, local steps or batch_variation.")
+    average: float = _declare(0.0, "Rule", values=Range(ge=0, lt=1), status=("average", "β {:g}"),
+        help="Keep an average of θ with this decay β, such as 0.999: after each applied commit of any worker, whatever its "
+        "share of a batch, β times the average plus 1 − β times θ. It begins at θ, and takes P·4 bytes. Evaluations are then "
+        "of the average. 0: none.")
     # fmt: on
 
     @property

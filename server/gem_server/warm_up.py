@@ -11,6 +11,7 @@ from gem_api.wire import BFLOAT16
 
 from gem_server.core.norm_bound import sum_of_squares
 from gem_server.rules import RuleInput, Shared, UpdateRule, make_rule
+from gem_server.rules.average import follow
 from gem_server.rules.fused import all_within
 
 
@@ -24,6 +25,7 @@ def warm_up(rule: UpdateRule, logger: Logger) -> None:
     rule.apply(layout, theta, gradient, buffers, RuleInput(0, shared=shared))
     all_within(gradient, np.float32(1))
     sum_of_squares(gradient)
+    follow(rule.threads, theta, gradient, 0.5)
     BFLOAT16.prepare()
 
 

@@ -55,6 +55,7 @@ def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: st
     [
         ("learning_rate", math.nan, "--learning-rate must be greater than 0, not nan"),
         ("learning_rate", 10**400, f"--learning-rate must be greater than 0, not {10**49}"),
+        ("average", 1.0, "--average must be at least 0 and less than 1, not 1.0"),
         ("pi_max", math.inf, "--rule …:pi_max must be greater than 0, not inf"),
         ("momentum", 1.0, "--rule …:momentum must be at least 0 and less than 1, not 1.0"),
         ("epochs", -1, "--epochs must be at least 0 and at most 4294967295, not -1"),

@@ -21,7 +21,7 @@ from kit.pages import ROOT
 from kit.settings import configured
 
 server, train = COMMANDS["gem-server"], COMMANDS["gem-train"]
-MAX_OPTIONS = 113  # over all commands
+MAX_OPTIONS = 118  # over all commands
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_a_wrong_name_or_setting_is_one_line_with_what_is_right(option: str, val
         Hyperparameters(rule="my:Own", rule_options="a=1 b=c:d", optimizer="worker"),
         Hyperparameters(rule="downpour", optimizer="adamw", optimizer_options="beta1=0.8 beta2=0.99", weight_decay=0.1),
         Hyperparameters(schedule="onecycle", warmup_versions=3, warmup_factor=0.25, decay_versions=1 << 62, decay_factor=0),
-        Hyperparameters(shard_size=7, local_momentum=0.5, batch_variation=0.25, seed=1 << 60, steps=5, epochs=0),
+        Hyperparameters(shard_size=7, local_momentum=0.5, batch_variation=0.25, seed=1 << 60, steps=5, epochs=0, average=0.99),
     ],
     ids=str,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gem_client
 import pytest
-from gem_client.torch import Epoch, Loader, Optimizer, ShardSampler
+from gem_client.torch import CommitAverage, Epoch, Loader, Optimizer, ShardSampler
 
 PACKAGE = """
     Admin Answer CheckpointFailed DeadlineExceeded Draining GemError Group Hyperparameters IncompleteTransfer InvalidRequest
@@ -38,6 +38,7 @@ def test_the_package_exports_these_names() -> None:
         (ShardSampler, SHARD_SAMPLER),
         (Epoch, "loader"),
         (Loader, ""),
+        (CommitAverage, "update_parameters"),
     ],
 )
 def test_a_class_has_these_public_attributes(kind: type, names: str) -> None:

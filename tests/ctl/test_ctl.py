@@ -171,6 +171,18 @@ def test_pull_writes_the_model_by_its_own_names(live: Live, session: Session, tm
     assert session.commit(GRADIENT).staleness == 0, "it changes nothing in the run"
 
 
+def test_pull_writes_the_average_that_the_run_keeps(live: Live, session: Session, tmp_path: Path) -> None:
+    assert_one_line(on(live, "pull", "--average", str(tmp_path / "m")), "start its server with --average DECAY")
+    with serving(config(Hyperparameters(average=0.5))) as keeping, connect(keeping.address) as other:
+        other.join(model())
+        other.commit(GRADIENT)
+        result = on(keeping, "pull", "--average", str(tmp_path / "m"))
+        assert "the average at version 1, 2 tensors, 9 parameters" in result.stdout
+        tensors = safetensors.numpy.load_file(tmp_path / "m")
+        kept = keeping.on_loop(lambda: keeping.core.central.average.copy())
+        np.testing.assert_array_equal(np.concatenate([tensors["w"].reshape(-1), tensors["b"]]), kept)
+
+
 def test_pull_before_there_is_a_model_fails_with_one_line(live: Live, tmp_path: Path) -> None:
     assert_one_line(on(live, "pull", str(tmp_path / "m")), "NotInitialized")
     assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -40,21 +41,23 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("logged", [False, True])
+@pytest.mark.parametrize(("logged", "average"), [(False, True), (True, False)])
 @pytest.mark.parametrize(("rule", "proxy", "optimizer"), KINDS)
 def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(
-    rule: str, proxy: str, optimizer: str, logged: bool
+    rule: str, proxy: str, optimizer: str, logged: bool, average: bool
 ) -> None:
     options = "" if proxy == "momentum" else f"proxy={proxy}"
-    core = make_core(Hyperparameters(rule=rule, rule_options=options, optimizer=optimizer), logged=logged)
+    settings = Hyperparameters(rule=rule, rule_options=options, optimizer=optimizer, average=0.9 * average)
+    core = make_core(settings, logged=logged)
     (ann,) = start(core, ["ann"], LAYOUT)
     lease = core.leases.get(ann)
     region, descriptor = create_region(P)
     os.close(descriptor)
     core.memory.reserve_region()
     core.adopt_region(lease, region)
-    kind = {"rule": rule, "proxy": proxy, "optimizer": optimizer, "durability": "log" if logged else "snapshot"}
-    planned = plan(replace(SETUP, workers=1, shared_memory=True, **kind))  # type: ignore[arg-type]
+    kind: dict[str, Any] = {"rule": rule, "proxy": proxy, "optimizer": optimizer, "durability": "log" if logged else "snapshot"}
+    kind["average"] = average
+    planned = plan(replace(SETUP, workers=1, shared_memory=True, **kind))
     assert 0 <= planned.worker_bytes - lease.nbytes < 3 * 4096
     assert 0 <= planned.server_bytes - PROCESS_BYTES - core.memory.held < 3 * 4096
 

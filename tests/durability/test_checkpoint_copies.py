@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from durability.checkpoint_helpers import FILES, trained
@@ -17,11 +18,13 @@ from kit.server import DEADLINE
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
-@pytest.mark.parametrize("rule_options", ["", "proxy=global", "proxy=yellowfin"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"rule_options": "proxy=global"}, {"rule_options": "proxy=yellowfin"}, {"average": 0.9}], ids=str
+)
 @pytest.mark.parametrize("ready", [0, 1, 2, 9])
-def test_a_checkpoint_is_of_one_moment_however_the_run_goes_on(ready: int, rule_options: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_of_one_moment_however_the_run_goes_on(ready: int, settings: dict[str, Any], tmp_path: Path) -> None:
     """Registering, leaving, commits and pulls while it is written change nothing, whether memory was made ready or not."""
-    core = trained(Hyperparameters(rule_options=rule_options))
+    core = trained(Hyperparameters(**settings))
     save_core(core, tmp_path / "before")
     captured = capture(core, scratch=Scratch(SMALL.size).prepare(ready))
     captured.copy_theta()
@@ -53,6 +56,10 @@ def test_what_is_written_makes_room_for_what_is_copied_next(tmp_path: Path) -> N
     captured.copy_theta()
     write(tmp_path, captured, 3)  # nobody commits: one worker's buffers are copied and written after the other's
     assert scratch.nbytes == 3 * core.central.theta.nbytes
+
+
+def test_an_average_is_one_more_copy_to_make_ready() -> None:
+    assert copies_at_most(trained(Hyperparameters(average=0.9))) == copies_at_most(trained()) + 1
 
 
 @pytest.mark.parametrize(("room", "copies"), [(0, 1), (1, 1), (3, 3), (4, 4), (5, 5), (6, 5)])

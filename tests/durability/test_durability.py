@@ -56,6 +56,7 @@ def test_after_a_crash_the_run_is_what_it_was_to_the_bit(
     kind: dict[str, Any], overlap: bool, logged: ServerConfig, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(1)
+    logged = replace(logged, hyperparameters=replace(logged.hyperparameters, average=0.75))
     with serving(logged) as live, ExitStack() as sessions:
         joined = [sessions.enter_context(connect(live.address, name=f"w{number}", **kind)) for number in range(3)]
         batches = []

@@ -20,6 +20,7 @@ from gem_api.ranges import Range
 from gem_server.core.state_machine import Core
 from gem_server.core.values import LeaderRegistration
 from gem_server.durability import checkpoint, reshard, reshard_cli
+from gem_server.durability.capture import run_buffers
 from gem_server.durability.range_files import BadRanges
 from gem_server.durability.storage import Storage
 from kit.core import bits, commit, make_core, save_core
@@ -28,7 +29,11 @@ from safetensors.numpy import load_file
 # 3 ranges cut w and v; a scalar, a vector and a tensor without elements lie between.
 LAYOUT = Layout.of({"w": (70, 100), "none": (0, 4), "scale": (), "v": (90, 2, 40), "b": (500,)})
 ADAM = Hyperparameters(rule="gem", optimizer="adam", shard_size=10, batch_size=10)
-SETTINGS = [ADAM, Hyperparameters(shard_size=10, batch_size=10), Hyperparameters(rule="dcasgd", shard_size=10, batch_size=10)]
+SETTINGS = [
+    ADAM,
+    Hyperparameters(shard_size=10, batch_size=10, average=0.9),
+    Hyperparameters(rule="dcasgd", shard_size=10, batch_size=10),
+]
 NOW = 0.0
 
 
@@ -100,9 +105,9 @@ def _refuse(path: Path, why: str) -> None:
 
 
 def joined(cores: Sequence[Core]) -> dict[str, bytes]:
-    """θ and the shared buffers of all ranges, each in one piece."""
-    names = cores[0].shared.buffers
-    buffers = {name: bits(np.concatenate([core.shared.buffers[name] for core in cores])) for name in names}
+    """θ and the buffers that the run keeps once, of all ranges, each in one piece."""
+    names = run_buffers(cores[0])
+    buffers = {name: bits(np.concatenate([run_buffers(core)[name] for core in cores])) for name in names}
     return {"θ": bits(np.concatenate([core.central.theta for core in cores])), **buffers}
 
 

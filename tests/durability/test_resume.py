@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from gem_api.checkpoint import digest
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import StartError
 from gem_server.durability.log_cli import main as log
 from gem_server.durability.resume import Beginning, lock_directory, make_core
+from gem_server.durability.state import require_hyperparameters
 from kit.core import commit, save_core, start
 from kit.core import make_core as new_core
 from kit.server import config
@@ -66,6 +70,42 @@ def test_a_changed_setting_is_named_with_both_values(saved: Path) -> None:
 def test_nothing_is_said_where_nothing_is_changed(saved: Path) -> None:
     assert resumed(saved, KEPT, {"epochs"}) == {}
     assert resumed(saved, Hyperparameters(), set()) == {}
+
+
+def test_an_average_may_be_begun_at_a_resume_and_counts_in_its_memory(saved: Path) -> None:
+    beginning, warned = begun(saved, replace(KEPT, average=0.9), {"average"})
+    central = beginning.core.central
+    assert (warned, beginning.outdated) == ({"average": "0.0 -> 0.9"}, False)
+    np.testing.assert_array_equal(central.average, central.theta)
+    limit = beginning.core.memory.held
+    logger = CapturingLogger()
+    asked = config(replace(KEPT, average=0.9), checkpoint_dir=saved, resume=True, given=frozenset({"average"}))
+    make_core(replace(asked, memory_limit=limit), lambda: 0.0, logger)
+    with pytest.raises(StartError, match=f"the run's workers hold {limit} bytes, but memory_limit is {limit - 1}"):
+        make_core(replace(asked, memory_limit=limit - 1), lambda: 0.0, logger)
+
+
+def test_a_checkpoint_and_a_record_from_before_there_were_averages_have_none(saved: Path) -> None:
+    (path,) = saved.glob("checkpoint-*/state.json")
+    values = json.loads(path.read_text())
+    del values["hyperparameters"]["average"]
+    path.write_text(json.dumps({**values, "sha256": digest(values)}))
+    assert resumed(saved, replace(KEPT, average=0.9), {"average"}) == {"average": "0.0 -> 0.9"}
+    require_hyperparameters(values["hyperparameters"], "BEGAN")
+    with pytest.raises(ValueError, match="unknown name, 'average'"):
+        require_hyperparameters({**vars(KEPT)}, "BEGAN", 1)
+
+
+@pytest.mark.parametrize(("kept", "said"), [(0.0, "does not contain tensor /average"), (0.9, "unknown tensor, '/average'")])
+def test_a_checkpoint_has_the_array_if_and_only_if_its_run_keeps_one(kept: float, said: str, tmp_path: Path) -> None:
+    core = new_core(replace(KEPT, average=kept))
+    start(core)
+    path = save_core(core, tmp_path) / "state.json"
+    values = json.loads(path.read_text())
+    values["hyperparameters"]["average"] = 0.9 - kept
+    path.write_text(json.dumps({**values, "sha256": digest(values)}))
+    with pytest.raises(StartError, match=said):
+        resumed(tmp_path, KEPT, set())
 
 
 def test_what_is_the_runs_for_good_is_refused(saved: Path) -> None:

@@ -54,6 +54,11 @@ def some_shares(settings: Hyperparameters, choice: OptimizerChoice | None, rando
     return shared if random.random() < 0.6 else settings
 
 
+def some_average(settings: Hyperparameters, random: Random) -> Hyperparameters:
+    """Some runs keep an average of θ."""
+    return replace(settings, average=0.9) if random.random() < 0.3 else settings
+
+
 def some_wait(settings: Hyperparameters, random: Random) -> Hyperparameters:
     """In some runs replies wait for others' commits, if their rule allows it. Steps are short here, so they wait for long."""
     waiting = replace(settings, reply_wait=0.5)

@@ -206,6 +206,18 @@ def forgets_the_numbers_that_are_shared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkpoint, "restore", forgetful)
 
 
+@planted(servers=1, seed=1)
+def begins_the_average_anew_from_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    restore = checkpoint.restore
+
+    def anew(path: Path, state: State, core: Core, now: float) -> None:
+        restore(path, state, core, now)
+        core.central.average = None
+        core.central.begin_average()
+
+    patch.setattr(checkpoint, "restore", anew)
+
+
 @planted(servers=1, seed=5)
 def looks_ahead_by_the_staleness_at_arrival(patch: pytest.MonkeyPatch) -> None:
     """A commit waits for its turn meanwhile, and in a replay it does not."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.core.values import Applied
+from gem_server.durability.capture import run_buffers
 
 Known = tuple[str, int]  # a commit: lease and sequence
 History = tuple[list[Known], list[bytes]]  # the commit of each version from 1 on, and θ of each from 0 on
@@ -32,8 +33,8 @@ def fingerprint(core: Core) -> bytes:
         digest.update(repr(place).encode())
         for name in sorted(lease.buffers):
             digest.update(lease.buffers[name].tobytes())
-    for name in sorted(core.shared.buffers):
-        digest.update(core.shared.buffers[name].tobytes())
+    for _, buffer in sorted(run_buffers(core).items()):
+        digest.update(buffer.tobytes())
     ledger = core.ledger.state()
     # Above 2³² the next id is the range, which a start that keeps no log chooses.
     ledger = replace(ledger, held=sorted(ledger.held), next_id=ledger.next_id % (1 << 32))
@@ -236,7 +237,7 @@ class Truth:
         require(
             {holder for holder, _ in ledger.held.values()} <= core.leases.live.keys(), "a lease that has ended holds shards"
         )
-        for_all = 1 + len(core.rule.shared) + core.rule.temporaries + core.central.copies
+        for_all = 1 + bool(core.central.decay) + len(core.rule.shared) + core.rule.temporaries + core.central.copies
         most = core.central.size * 4 * (for_all + 3 * len(core.leases.live))
         most += max(core.memory.uploads, core.memory.usual_uploads)
         require(core.memory.held <= most, f"{core.memory.held} bytes are held, where {most} are needed at most")

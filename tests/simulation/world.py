@@ -23,7 +23,7 @@ from simulation.disk import PowerFailure
 from simulation.everywhere import Everywhere
 from simulation.host import Setup
 from simulation.machine import Machine
-from simulation.runs import EPOCHS, some_optimizer, some_settings, some_shares, some_wait
+from simulation.runs import EPOCHS, some_average, some_optimizer, some_settings, some_shares, some_wait
 from simulation.truth import Known, Truth, require
 
 UNIT = 4  # elements: a range begins at a multiple of this here
@@ -86,6 +86,7 @@ class World:
         self._loses_disk = random.random() < 0.15 and count > 1
         settings, choice = some_optimizer(some_settings(random, count > 1), Random(f"{seed}: the optimizer"))
         settings = some_wait(settings, Random(f"{seed}: held replies"))
+        settings = some_average(settings, Random(f"{seed}: the average"))
         self._waits = settings.reply_wait > 0
         for client in self.clients.values():
             client.most_batches = self._most_batches

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_client import Admin, Retry, Session, connect
 from gem_worker.evaluation import evaluator
@@ -235,6 +236,24 @@ def test_a_run_that_trains_another_model_is_a_failure_that_says_so(
     assert more["error"] == "LayoutMismatch"
     assert says in more["why"]
     assert evaluation(live) is None
+
+
+def test_a_run_that_keeps_an_average_is_evaluated_by_it(line: Task) -> None:
+    """Every time it is asked: a resumed run may have begun one."""
+    settings = Hyperparameters(rule="downpour", learning_rate=1.0, average=0.75)
+    with serving(config(settings)) as live, connect(live.address) as session:
+        session.join({"weight": np.zeros((1, 1), np.float32), "bias": np.zeros(1, np.float32)})
+        session.commit(np.full(2, -1.0, np.float32))  # θ is 1, and the average 0.25
+        remote = RemoteEvaluator(live.address, line, Retry())
+        layout = session.layout
+        for average, value in ((0.75, 0.25), (0.0, 1.0)):
+            changed = replace(settings, average=average)
+            live.on_loop(partial(live.core.change, changed))
+            score = remote.evaluate()
+            assert score == Evaluator(line).score(1, layout, np.full(2, value, np.float32))
+            np.testing.assert_array_equal(remote.theta, np.full(2, value, np.float32))
+            assert evaluation(live).loss == score.loss
+        remote.close()
 
 
 def test_a_server_out_of_reach_for_too_long_is_a_failure(line: Task, log: Log) -> None:

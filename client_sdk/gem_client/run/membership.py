@@ -22,7 +22,7 @@ from gem_api.errors import (
 )
 from gem_api.formats import CONTRACT
 from gem_api.framing import empty
-from gem_api.hyperparameters import Hyperparameters, decay_of_workers
+from gem_api.hyperparameters import NO_AVERAGE, Hyperparameters, decay_of_workers
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.ranges import older_than_known
@@ -303,24 +303,29 @@ class Membership:
         """Reads θ into `theta`, with retries; takes a new lease if that one has ended."""
         self._unless_ended(lambda: self.links.at_once(self._retry_pull))
 
-    def pull_without_lease(self) -> Vector:
-        """Reads θ into `theta`, with retries."""
+    def pull_without_lease(self, average: bool = False) -> Vector:
+        """Reads θ, or its average, into `theta`, with retries."""
 
         def own_buffer(layout: Layout) -> Vector:
             if self.theta.size != layout.size:
                 self.theta = empty(layout.size)
             return self.theta
 
-        theta, versions = self._read(own_buffer)
+        theta, versions = self._read(own_buffer, average)
         for link, version in zip(self.links, versions, strict=True):
             link.version = version
         return theta
 
-    def read(self) -> tuple[Vector, int]:
-        """Reads θ into a new buffer, with retries. Returns it and its version, that of range 0. Raises LayoutMismatch if the
-        server has begun a run of another model."""
-        theta, versions = self._read(lambda layout: empty(layout.size))
+    def read(self, average: bool) -> tuple[Vector, int]:
+        """Reads θ, or its average, into a new buffer, with retries. Returns it and its version, that of range 0. Raises
+        LayoutMismatch if the server has begun a run of another model."""
+        theta, versions = self._read(lambda layout: empty(layout.size), average)
         return theta, versions[0]
+
+    def require_average(self) -> None:
+        """Raises InvalidRequest if the run keeps no average of θ."""
+        if not self._status().hyperparameters.average:
+            raise InvalidRequest(NO_AVERAGE)
 
     def wait_until_run_is_over(self) -> None:
         """Polls the server's status until no worker trains any more."""
@@ -449,9 +454,9 @@ class Membership:
             except LeaseEnded as ended:
                 self.enter_again(ended)
 
-    def _read(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, list[int]]:
-        """Reads θ, with retries: the leader's part, which says where the others are, then all others. Returns it and the
-        versions of its parts. `make_buffer` returns a buffer for a model."""
+    def _read(self, make_buffer: Callable[[Layout], Vector], average: bool) -> tuple[Vector, list[int]]:
+        """Reads θ or its average, with retries: the leader's part, which says where the others are, then all others. Returns
+        it and the versions of its parts. `make_buffer` returns a buffer for a model."""
         theta, leader = empty(0), self.links.leader
 
         def view(link: Link, header: pb.PullHeader) -> Vector:
@@ -468,7 +473,7 @@ class Membership:
 
         def read(link: Link) -> int:
             # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
-            return link.connection.pull("", lambda header: view(link, header), self._pull_format).version
+            return link.connection.pull("", lambda header: view(link, header), self._pull_format, average).version
 
         version = leader.call(lambda: read(leader))
         return theta, self.links.at_once(lambda link: version if link is leader else link.call(lambda: read(link)))

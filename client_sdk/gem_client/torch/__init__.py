@@ -24,8 +24,9 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"gem_client.torch needs PyTorch: {install('torch')}", name=error.name) from error
 
+from gem_client.torch.average import CommitAverage
 from gem_client.torch.optimizer import Optimizer
 from gem_client.torch.sampler import Epoch, Loader, ShardSampler
 from gem_client.torch.statistics import update_statistics
 
-__all__ = ["Epoch", "Loader", "Optimizer", "ShardSampler", "update_statistics"]
+__all__ = ["CommitAverage", "Epoch", "Loader", "Optimizer", "ShardSampler", "update_statistics"]

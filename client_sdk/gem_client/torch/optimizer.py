@@ -304,12 +304,16 @@ class Optimizer(torch.optim.Optimizer):
         self._under_way = False
         self._load()
 
-    def load_final(self) -> None:
+    def load_final(self, average: bool = False) -> None:
         """Loads the run's final θ into the parameters. Evaluate or save the model after this.
 
-        It calls `finish`, leaves the run and waits until the run is over (see `Session.pull_final`). Raises as these two do."""
+        It calls `finish`, leaves the run and waits until the run is over (see `Session.pull_final`). Raises as these two do.
+
+        Args:
+            average: Whether to load the final average of θ that the run keeps (`gem-server --average`) instead.
+        """
         self.finish()
-        self._session.pull_final()
+        self._session.pull_final(average)
         self._load()
 
     @property

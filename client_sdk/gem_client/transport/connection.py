@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.formats import outdated
 from gem_api.framing import parse_frame
+from gem_api.hyperparameters import NO_AVERAGE
 from gem_api.layout import Vector
 from gem_api.process.lifetime import where_threads_stand
 from gem_api.v1 import training_pb2 as pb
@@ -164,15 +165,19 @@ class Connection:
                 raise ServerUnavailable(f"the server received nothing for {self._timeout:g} s") from None
 
     def pull(
-        self, lease_id: str, make_buffer: Callable[[pb.PullHeader], Vector], theta_format: ThetaFormat = FLOAT32
-    ) -> pb.PullHeader:
-        """Reads θ into the buffer that `make_buffer` returns: float32, shape (P,). Reads nothing if θ has no value yet."""
-        call = self._stub.Pull(pb.PullRequest(lease_id=lease_id, theta_dtype=theta_format.dtype))
+        self, lease_id: str, make_buffer: Callable[[pb.PullHeader], Vector], theta_format: ThetaFormat = FLOAT32,
+        average: bool = False,
+    ) -> pb.PullHeader:  # fmt: skip
+        """Reads θ, or its average, into the buffer that `make_buffer` returns: float32, shape (P,). Reads nothing if θ has no
+        value yet. Raises InvalidRequest if the average is asked for and there is none."""
+        call = self._stub.Pull(pb.PullRequest(lease_id=lease_id, theta_dtype=theta_format.dtype, average=average))
         with self._background.watching(call.cancel) as progress:
             frame = next_frame(call, self._stub.address)
             header, chunk = parse_frame(frame, pb.PullResponse) if frame is not None else (None, None)
             if header is None:
                 raise ServerUnavailable("the server sent no header")
+            if average and not header.average:  # from a server of an earlier release
+                raise InvalidRequest(NO_AVERAGE)
             if not header.must_initialize:
                 receive_chunks(chunk, call, pb.PullResponse, theta_format.assembly(make_buffer(header)), progress)
         pulled: pb.PullHeader = header

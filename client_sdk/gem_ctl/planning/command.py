@@ -63,6 +63,7 @@ def _slow(text: str) -> Slow:
         help="The update rule, as for gem-server, such as gem:proxy=adam.")
 @option("--local-steps", heading="Steps of the workers", type=Whole(1, 10_000), default=1,
         help="Steps that a worker makes per commit.")
+@click.option("--average", is_flag=True, help="The server keeps an average of θ.")
 @click.option("--rtt", type=Number(0, 1e6), default=0.0, help="Seconds from a worker to a server and back.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 def plan_run(

@@ -38,6 +38,7 @@ class Costs:
         by_reference: Fixed cost of a commit through shared memory.
         by_network: Fixed cost of a commit over the network.
         parameter: Cost of checking and applying, per parameter.
+        average: Cost of the average of θ, per parameter: computed from the bytes that it moves, 12 beside 28.
         byte: Cost of receiving or sending, per byte.
         conversion: Cost of reading or writing a format other than float32, per parameter and direction.
     """
@@ -45,6 +46,7 @@ class Costs:
     by_reference: float = 4.0e-4
     by_network: float = 4.0e-4
     parameter: float = 2.4e-9
+    average: float = 1.0e-9
     byte: float = 3.1e-10
     conversion: float = 7.0e-10
 
@@ -71,6 +73,7 @@ class Setup:
         overlap: Whether they compute while a commit is under way.
         gradient_dtype, theta_dtype: Formats on the network.
         servers: N, the number of servers that hold a range of the parameters each.
+        average: Whether the server keeps an average of θ.
     """
 
     parameters: int
@@ -86,6 +89,7 @@ class Setup:
     gradient_dtype: str = "float32"
     theta_dtype: str = "float32"
     servers: int = 1
+    average: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
         fixed_bytes=fixed_bytes,
         worker_bytes=worker_bytes,
         server_bytes=fixed_bytes + setup.workers * worker_bytes,
-        checkpoint_fixed_bytes=copied * (1 + len(_row(setup).shared)),
+        checkpoint_fixed_bytes=copied * (1 + setup.average + len(_row(setup).shared)),
         checkpoint_worker_bytes=copied * (len(_row(setup).each) + setup.overlap),
         commit_bytes=commit_bytes,
         server_seconds=seconds,
@@ -179,12 +183,12 @@ def _upload_bytes(setup: Setup, size: int) -> int:
 def _central_bytes(setup: Setup, size: int) -> int:
     """Memory for the model on a server that holds `size` parameters."""
     row = _row(setup)
-    return size * FLOAT_BYTES * (1 + len(row.shared) + row.temporaries)
+    return size * FLOAT_BYTES * (1 + setup.average + len(row.shared) + row.temporaries)
 
 
 def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
     """The time of a server for one commit, or for its part of it, in seconds."""
-    arithmetic = costs.parameter * setup.parameters
+    arithmetic = (costs.parameter + costs.average * setup.average) * setup.parameters
     if setup.shared_memory:
         return costs.by_reference + arithmetic / setup.servers
     converted = sum(dtype != "float32" for dtype in (setup.gradient_dtype, setup.theta_dtype))

@@ -28,7 +28,9 @@ _OTHER_VARIABLES = {f"GEM_{name}" for name in (
     "CONFIG", "LAUNCHER_PID", "CHECKPOINT_TO", "DATA_FOLDER", "GRAFANA_PASSWORD", "GRAFANA_PORT", "LANE_PORT",
     "METRICS_RETENTION", "PAGE_PORT", "PROMETHEUS_PORT", "PUBLISH", "SERVER_PORT", "TORCH", "WORKER_IMAGE",
 )}  # fmt: skip
-_COMMAND_PREFIXES = ("GEM_DOCTOR_", "GEM_LOG_REPLAY_", "GEM_PLAN_", "GEM_RESHARD_", "GEM_STATUS_", "GEM_TRACK_")
+_COMMAND_PREFIXES = (
+    "GEM_DOCTOR_", "GEM_LOG_REPLAY_", "GEM_PLAN_", "GEM_PULL_", "GEM_RESHARD_", "GEM_STATUS_", "GEM_TRACK_",
+)  # fmt: skip
 # What Kubernetes adds for each service whose name begins with "gem".
 _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _warned = False

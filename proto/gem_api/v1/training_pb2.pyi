@@ -72,7 +72,7 @@ RUN_STATE_STALLED: RunState
 RUN_STATE_FOLLOWING: RunState
 
 class Hyperparameters(_message.Message):
-    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor", "optimizer", "optimizer_options", "batch_variation", "smallest_share", "reply_wait")
+    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor", "optimizer", "optimizer_options", "batch_variation", "smallest_share", "reply_wait", "average")
     RULE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class Hyperparameters(_message.Message):
     BATCH_VARIATION_FIELD_NUMBER: _ClassVar[int]
     SMALLEST_SHARE_FIELD_NUMBER: _ClassVar[int]
     REPLY_WAIT_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_FIELD_NUMBER: _ClassVar[int]
     rule: str
     learning_rate: float
     momentum: float
@@ -127,7 +128,8 @@ class Hyperparameters(_message.Message):
     batch_variation: float
     smallest_share: float
     reply_wait: float
-    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., warmup_factor: _Optional[float] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ..., batch_variation: _Optional[float] = ..., smallest_share: _Optional[float] = ..., reply_wait: _Optional[float] = ...) -> None: ...
+    average: float
+    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., warmup_factor: _Optional[float] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ..., batch_variation: _Optional[float] = ..., smallest_share: _Optional[float] = ..., reply_wait: _Optional[float] = ..., average: _Optional[float] = ...) -> None: ...
 
 class OptimizerChoice(_message.Message):
     __slots__ = ("optimizer", "options", "learning_rate", "weight_decay", "schedule")
@@ -252,12 +254,14 @@ class OpenLaneResponse(_message.Message):
     def __init__(self, socket: _Optional[str] = ..., port: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("lease_id", "theta_dtype")
+    __slots__ = ("lease_id", "theta_dtype", "average")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     THETA_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     theta_dtype: _tensors_pb2.WireDtype
-    def __init__(self, lease_id: _Optional[str] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ...) -> None: ...
+    average: bool
+    def __init__(self, lease_id: _Optional[str] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., average: bool = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("header", "chunk")
@@ -268,20 +272,22 @@ class PullResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("version", "layout_fingerprint", "layout", "must_initialize", "peers", "progress")
+    __slots__ = ("version", "layout_fingerprint", "layout", "must_initialize", "peers", "progress", "average")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MUST_INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_FIELD_NUMBER: _ClassVar[int]
     version: int
     layout_fingerprint: bytes
     layout: _tensors_pb2.TensorLayout
     must_initialize: bool
     peers: _containers.RepeatedScalarFieldContainer[str]
     progress: float
-    def __init__(self, version: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., must_initialize: bool = ..., peers: _Optional[_Iterable[str]] = ..., progress: _Optional[float] = ...) -> None: ...
+    average: bool
+    def __init__(self, version: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., must_initialize: bool = ..., peers: _Optional[_Iterable[str]] = ..., progress: _Optional[float] = ..., average: bool = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("header", "chunk")

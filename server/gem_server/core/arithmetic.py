@@ -14,6 +14,7 @@ from gem_server.core.commits import Commit, Step
 from gem_server.core.leases import REPLY, Lease
 from gem_server.core.values import Applied
 from gem_server.rules import PiStatistics, RuleInput, Shared, UpdateRule, is_users, where_raised
+from gem_server.rules.average import follow
 
 _NOTHING = nullcontext()
 
@@ -31,7 +32,7 @@ def accepts(rule: UpdateRule, name: str, rule_input: RuleInput) -> tuple[bool, R
 def move(
     rule: UpdateRule, central: CentralVariable, commit: Commit, rule_input: RuleInput, accepted: bool
 ) -> PiStatistics | None:
-    """Applies an accepted commit to θ, or else gives the worker the current θ; writes its reply."""
+    """Applies an accepted commit to θ and its average, or else gives the worker the current θ; writes its reply."""
     lease, layout, theta, pi = commit.lease, central.layout, central.theta, None
     assert layout is not None
     lease.swap_snapshots(commit.header.base_version)
@@ -39,6 +40,8 @@ def move(
     if accepted:
         pi = rule.apply(layout, theta, commit.gradient, buffers, rule_input)
         rule.scale(rule_input, pi)  # `Core.finish` calls it again, when it is too late to raise
+        if central.average is not None:  # once nothing raises any more
+            follow(rule.threads, theta, central.average, central.decay)
     else:
         rule.pull(theta, buffers)
     if lease.shared_reply is not None and REPLY in lease.buffers:  # the rule keeps a reply buffer of its own

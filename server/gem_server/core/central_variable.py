@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from gem_api.errors import NonFiniteGradient, NotInitialized
+from gem_api.errors import InvalidRequest, NonFiniteGradient, NotInitialized
 from gem_api.framing import empty
+from gem_api.hyperparameters import NO_AVERAGE
 from gem_api.layout import Layout, Vector
 
 from gem_server.rules.fused import all_within
@@ -24,6 +25,9 @@ class CentralVariable:
         progress: The same, each counted by its weight: by its share of a whole batch.
         initialized: Whether θ has its first value.
         initializer: Lease id of the worker that was asked for the first value.
+        decay: β of the average; 0: none is kept.
+        average: The exponential moving average of θ over its versions, float32, shape (P,): see `rules/average.py`. None if
+            none is kept, or before θ has a value.
     """
 
     def __init__(self) -> None:
@@ -33,7 +37,9 @@ class CentralVariable:
         self.progress = 0.0
         self.initialized = False
         self.initializer: str | None = None
-        self._copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
+        self.decay = 0.0
+        self.average: Vector | None = None
+        self._copies: weakref.WeakValueDictionary[tuple[int, bool], Copy] = weakref.WeakValueDictionary()
 
     def require_fitting(self, layout: Layout) -> None:
         """Raises LayoutMismatch if the run has another layout."""
@@ -53,6 +59,26 @@ class CentralVariable:
         """Marks θ as initialised: its first value is complete."""
         self.initialized, self.initializer = True, None
 
+    def keep_average(self, decay: float) -> None:
+        """Keeps an average with this β from now on; 0: none. One that is kept already goes on; else it begins at θ."""
+        self.decay = decay
+        if not decay:
+            self.average = None
+        elif self.initialized:
+            self.begin_average()
+
+    def begin_average(self) -> None:
+        """Begins the average at θ, if one is to be kept and there is none yet."""
+        if self.decay and self.average is None:
+            self.average = self.theta.copy()
+
+    def require_average(self) -> Vector:
+        """The average. Raises NotInitialized before θ has a value, and InvalidRequest if none is kept."""
+        self.require_initialized()
+        if self.average is None:
+            raise InvalidRequest(NO_AVERAGE)
+        return self.average
+
     def require_initialized(self) -> None:
         if not self.initialized:
             raise NotInitialized("the model has no parameters yet: wait until a worker has initialised them")
@@ -61,17 +87,17 @@ class CentralVariable:
     def size(self) -> int:
         return self.layout.size if self.layout else 0
 
-    def copy(self) -> Copy:
-        """A copy of the current θ, shared by all readers of this version. Call it between two commits."""
-        found = self._copies.get(self.version)
+    def copy(self, average: bool = False) -> Copy:
+        """A copy of the current θ, or of its average, shared by all readers at this version. Call it between two commits."""
+        found = self._copies.get((self.version, average))
         if found is None:
-            found = self._copies[self.version] = Copy(self.version, self.progress, self.theta.copy())
+            values = self.require_average() if average else self.theta
+            found = self._copies[self.version, average] = Copy(self.version, self.progress, values.copy())
         return found
 
-    @property
-    def has_copy(self) -> bool:
-        """Whether the current version has been copied for a reader already."""
-        return self.version in self._copies
+    def has_copy(self, average: bool) -> bool:
+        """Whether the current θ, or its average, has been copied for a reader already."""
+        return (self.version, average) in self._copies
 
     @property
     def copies(self) -> int:
@@ -81,7 +107,7 @@ class CentralVariable:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """θ at one version, freed when the last reader is done."""
+    """θ or its average at one version, freed when the last reader is done."""
 
     version: int
     progress: float

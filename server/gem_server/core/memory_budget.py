@@ -25,8 +25,8 @@ MAX_COPIES = 4  # copies of θ, at different versions, for readers without a lea
 
 @dataclass
 class Memory:
-    """Counts θ, its copies, the rule's shared buffers and temporaries, the buffers of each worker, and those where gradients
-    arrive.
+    """Counts θ, its average and copies, the rule's shared buffers and temporaries, the buffers of each worker, and those
+    where gradients arrive.
 
     Attributes:
         limit: Bytes that may be held; 0 for no limit.
@@ -186,11 +186,19 @@ class Memory:
         except MemoryError:
             raise Overloaded(f"this machine has no memory for the shared buffers of rule {self.rule.name}") from None
 
+    def begin_average(self) -> None:
+        """Begins the average of θ, if one is to be kept. Raises Overloaded if the machine has no memory left."""
+        try:
+            self.central.begin_average()
+        except MemoryError:
+            raise Overloaded("this machine has no memory for the average of θ: leave out --average") from None
+
     def _central_bytes(self, size: int) -> int:
         working = self.rule.temporaries
         if is_users(self.rule):  # the copies that undo the rule's changes if it raises
             working += 1 + len(self._buffers(overlap=True)) + len(self.rule.shared) + 1
-        return size * FLOAT_BYTES * (1 + len(self.rule.shared) + working + self.central.copies)
+        average = bool(self.central.decay)
+        return size * FLOAT_BYTES * (1 + average + len(self.rule.shared) + working + self.central.copies)
 
     def _worker_bytes(self, size: int, overlap: bool) -> int:
         return size * FLOAT_BYTES * len(self._buffers(overlap))

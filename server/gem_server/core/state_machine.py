@@ -97,11 +97,11 @@ class Core:
         self.gathering = Gathering(min_workers, start_quiet_seconds)
         settings.require_valid()
         self.leases = LeaseTable(lease_seconds, new_id)
+        self.central = CentralVariable()
         self._use(settings, rule_of(settings))
         if not part.whole:
             require_by_element(self.rule)
         require_windows_fit(settings)
-        self.central = CentralVariable()
         self.shared = Shared(numbers=dict(self.rule.numbers))
         self.memory = Memory(memory_limit, self.rule, self.central, self.leases)
         self.record: Recorder = discard_record
@@ -138,6 +138,7 @@ class Core:
 
     def _use(self, settings: Hyperparameters, rule: UpdateRule) -> None:
         self.settings, self.rule = settings, rule
+        self.central.keep_average(settings.average)
         self.shares = Shares(self.leases.timetable, settings.smallest_share)
 
     # -- joining and leaving
@@ -224,8 +225,9 @@ class Core:
         return lease
 
     def initialized(self) -> None:
-        """Call this once θ's first value is complete. Raises Overloaded if there is no memory for the rule's shared buffers."""
+        """Call this once θ has its first value. Raises Overloaded if there is no memory for what a run keeps with it."""
         self.shared.buffers = self.memory.take_shared()
+        self.memory.begin_average()
         self.central.start()
 
     # -- reading θ
@@ -450,9 +452,11 @@ class Core:
 
     # -- readers without a lease
 
-    def plan_copy(self) -> Callable[[], Copy]:
-        """Plans a copy of θ; call it between two commits. The returned function makes the copy, or finds one of this version.
-        Raises Overloaded if there is no room for a copy."""
-        if not self.central.has_copy:
+    def plan_copy(self, average: bool = False) -> Callable[[], Copy]:
+        """Plans a copy of θ, or of its average; call it between two commits. The returned function makes the copy, or finds one
+        of this version. Raises Overloaded if there is no room for a copy, and InvalidRequest if the run keeps no average."""
+        if average:
+            self.central.require_average()
+        if not self.central.has_copy(average):
             self.memory.require_room_for_copy()
-        return self.central.copy
+        return partial(self.central.copy, average)

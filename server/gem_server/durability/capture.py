@@ -16,9 +16,10 @@ from gem_server.core.memory_budget import FLOAT_BYTES
 from gem_server.core.state_machine import Core
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.state import State
+from gem_server.rules.average import AVERAGE
 from gem_server.rules.base import Buffers
 
-_SHARED = ""  # takes the place of the lease id for buffers that all workers share
+_SHARED = ""  # takes the place of the lease id for buffers that the run keeps once
 
 
 class Capture:
@@ -32,7 +33,7 @@ class Capture:
     Attributes:
         state: As given.
         model: θ by tensor name: float32, with the tensors' shapes. Empty before `copy_theta`.
-        shapes: Shapes of the workers' buffers, by "<lease id>/<buffer>", and of shared buffers, by "/<buffer>".
+        shapes: Shapes of the workers' buffers, by "<lease id>/<buffer>", and of those that the run keeps once, by "/<buffer>".
     """
 
     def __init__(self, core: Core, state: State, scratch: Scratch) -> None:
@@ -43,7 +44,7 @@ class Capture:
         self._changed = threading.Condition()
         self._leases = list(core.leases.live.values())
         self._unsaved = {lease.lease_id: state_buffers(core, lease) for lease in self._leases}
-        self._copies: dict[str, Buffers] = {_SHARED: core.shared.buffers}
+        self._copies: dict[str, Buffers] = {_SHARED: run_buffers(core)}
         self._lent: list[Vector] = []
         self.shapes = {
             f"{lease_id}/{name}": buffer.shape
@@ -54,11 +55,11 @@ class Capture:
             lease.before_change = self._keep
 
     def copy_theta(self) -> None:
-        """Copies θ and the rule's shared buffers. Call it before the next commit."""
+        """Copies θ and the buffers that the run keeps once. Call it before the next commit."""
         layout = self._core.central.layout
         assert layout is not None
         self.model = layout.split(self._scratch.copy(self._core.central.theta))
-        self._copies[_SHARED] = {name: self._scratch.copy(each) for name, each in self._core.shared.buffers.items()}
+        self._copies[_SHARED] = {name: self._scratch.copy(each) for name, each in run_buffers(self._core).items()}
 
     def tensor(self, name: str) -> Vector:
         """A buffer as it was when the capture was created: float32, shape (P,), valid until the next call. Call it once for
@@ -103,10 +104,16 @@ class Capture:
 def copies_at_most(core: Core) -> int:
     """The number of copies, each of P float32 values, that a checkpoint of the current state may need. Fewer if the memory
     limit has no room for all; at least one, for θ."""
-    wanted = 1 + len(core.shared.buffers) + sum(len(state_buffers(core, lease)) for lease in core.leases.live.values())
+    wanted = 1 + len(run_buffers(core)) + sum(len(state_buffers(core, lease)) for lease in core.leases.live.values())
     while wanted > 1 and not core.memory.fits(wanted * core.central.size * FLOAT_BYTES):
         wanted -= 1
     return wanted
+
+
+def run_buffers(core: Core) -> Buffers:
+    """The buffers that the run keeps once: those that the rule shares between workers, and the average of θ."""
+    average = core.central.average
+    return core.shared.buffers | ({} if average is None else {AVERAGE: average})
 
 
 def state_buffers(core: Core, lease: Lease) -> Buffers:

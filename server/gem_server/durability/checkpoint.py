@@ -2,7 +2,8 @@
 
 checkpoint-<version>-<serial>/
     model.safetensors    θ, by tensor name: what other tools load
-    workers.safetensors  each lease's buffers, "<lease id>/<buffer>"; those that the rule keeps for all workers, "/<buffer>"
+    workers.safetensors  each lease's buffers, "<lease id>/<buffer>"; those that the run keeps once, "/<buffer>": the rule's
+                         shared ones, and "/average", the average of θ
     state.json           the rest, size and SHA-256 of the two files, and its own SHA-256; "log": the first segment of the log
                          that tells what happened afterwards, or null; "last": whether it was written when the server stopped,
                          so that nothing happened afterwards; "range": [index, count], the part of the model that the server
@@ -40,6 +41,7 @@ from gem_server.durability.scratch import Scratch
 from gem_server.durability.state import LeaseState, State, encoded, state_of
 from gem_server.durability.storage import DISK, Storage, write_atomically
 from gem_server.durability.tensor_file import write_tensors
+from gem_server.rules.average import AVERAGE
 from gem_server.rules.base import Buffers
 
 _BAD = (
@@ -246,7 +248,6 @@ def restore(path: Path, state: State, core: Core, now: float) -> None:
         core.central.adopt(layout, empty(layout.size))
         _read_model(path / TENSORS[0], core)
         core.central.version, core.central.progress = state.version, state.progress
-        core.central.start()
         core.rounds, core.next_ticket, core.samples_committed = state.rounds, state.next_ticket, state.samples_committed
         core.outcomes.update(state.outcomes)
         core.leases.ended.update(state.ended)
@@ -255,11 +256,14 @@ def restore(path: Path, state: State, core: Core, now: float) -> None:
         core.ledger.restore(state.ledger)
         with safe_open(path / TENSORS[1], framework="numpy") as tensors:
             core.shared.numbers.update(_numbers(core.rule.numbers, state.shared))
-            core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
+            names = (*core.rule.shared, *([AVERAGE] if core.central.decay else []))
+            core.shared.buffers = _buffers("", names, tensors, layout.size)
+            core.central.average = core.shared.buffers.pop(AVERAGE) if core.central.decay else None
+            core.central.start()
             for lease in state.leases:
                 _restore_lease(lease, tensors, core, now)
             buffers = (f"{owner.lease_id}/{name}" for owner in core.leases.live.values() for name in state_buffers(core, owner))
-            _require_known(tensors, {*buffers, *(f"/{name}" for name in core.rule.shared)})
+            _require_known(tensors, {*buffers, *(f"/{name}" for name in names)})
     except (FileNotFoundError, NotADirectoryError, Overloaded) as error:
         raise BadCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
     except _BAD as error:

@@ -137,6 +137,7 @@ _SCHEMA = _CODEC.schema | {"files": SUMS, "sha256": str}
 _STATE_SINCE_2 = {"progress", "rounds"}
 _LEASE_SINCE_2 = {"eta", "progress", "spare_progress"}
 _HYPERPARAMETERS_SINCE_2 = {"smallest_share", "reply_wait"}
+_ADDED = {"average"}  # to format 2, after runs were written: a state or a record without it has the default
 _SCHEMA_1 = {name: each for name, each in _SCHEMA.items() if name not in _STATE_SINCE_2} | {
     "leases": [{name: each for name, each in _SCHEMA["leases"][0].items() if name not in _LEASE_SINCE_2}]
 }
@@ -212,8 +213,8 @@ def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
 def require_hyperparameters(values: Any, what: str, number: int = CHECKPOINT) -> None:
     """Raises ValueError, naming the hyper-parameter, if one is missing, unknown in a format, or invalid."""
     require(values, dict, what)
-    known = DECLARATIONS.keys() - (_HYPERPARAMETERS_SINCE_2 if number == 1 else ())
-    if missing := known - values.keys():
+    known = DECLARATIONS.keys() - (_HYPERPARAMETERS_SINCE_2 | _ADDED if number == 1 else set())
+    if missing := known - _ADDED - values.keys():
         raise ValueError(f"{what} has no {min(missing)!r}")
     if unknown := values.keys() - known:
         raise ValueError(f"{what} has an unknown name, {min(unknown)[:50]!r}")

@@ -86,8 +86,10 @@ class TrainingServicer:
         transfer = Transfer(call, context, pb.PullRequest, self._intake.traffic)
         format_ = as_theta_format(theta_format_of(request.theta_dtype))
         if not request.lease_id:
-            await self._pull_without_lease(transfer, format_)
+            await self._pull_without_lease(transfer, format_, request.average)
             return
+        if request.average:
+            raise InvalidRequest("the average of θ is read without a lease: leave out the lease id")
         while (decision := self._core.pull_decision(request.lease_id, self._clock())) is PullDecision.WAIT:
             self._intake.require_open()
             with self._intake.calls.exchange(call, request.lease_id):
@@ -104,14 +106,18 @@ class TrainingServicer:
             opening = self._pull_opening(version=version, progress=lease.progress)
             await transfer.send_theta(opening, self._core.reply(lease), format_)
 
-    async def _pull_without_lease(self, transfer: Transfer, format_: ThetaFormat) -> None:
+    async def _pull_without_lease(self, transfer: Transfer, format_: ThetaFormat, average: bool) -> None:
         self._core.central.require_initialized()
-        copy = await self._intake.apply_loop.between_commits(self._core.plan_copy)
+        copy = await self._intake.apply_loop.between_commits(lambda: self._core.plan_copy(average))
         await self._durability.settled()
         layout = self._core.central.layout
         assert layout is not None
         opening = self._pull_opening(
-            version=copy.version, progress=copy.progress, layout=layout.to_message(), peers=self._peers
+            version=copy.version,
+            progress=copy.progress,
+            layout=layout.to_message(),
+            peers=self._peers,
+            average=average,
         )
         await transfer.send_theta(opening, copy.theta, format_, patience=READER_SECONDS)
 

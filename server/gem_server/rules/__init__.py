@@ -10,6 +10,7 @@ from gem_api.rules import RuleRow
 from gem_api.schedule import require_schedule
 
 from gem_server.rules.aeasgd import Aeasgd
+from gem_server.rules.average import AVERAGE
 from gem_server.rules.base import ArrayRule, PiStatistics, RuleInput, Shared, UpdateRule, require_waiting, require_weighing
 from gem_server.rules.dana import Dana
 from gem_server.rules.dcasgd import DcAsgd
@@ -87,11 +88,15 @@ def require_named(kept: str, asked: str | None) -> None:
 
 def rule_of(settings: Hyperparameters) -> UpdateRule:
     """The rule that a run's hyper-parameters name. Raises ValueError as `make_rule`, for an invalid schedule, and if it can't
-    count commits by their shares of a batch, or let replies wait, as they ask for."""
+    count commits by their shares of a batch, let replies wait, or have its θ averaged, as they ask for."""
     require_schedule(settings)
     rule = make_rule(**vars(settings))
     require_weighing(rule, settings)
     require_waiting(rule, settings)
+    if settings.average and AVERAGE in rule.shared:
+        raise ValueError(
+            f"rule {settings.rule} keeps an array named {AVERAGE!r}, as --average does: give the rule's another name"
+        )
     return rule
 
 

@@ -90,6 +90,11 @@ def match(
     return after, after + ahead * move, pi
 
 
+def average(mean: Vector, theta: Vector, decay: float) -> Vector:
+    """The average of θ after a commit: a + (1 − β)·(θ − a), which is β·a + (1 − β)·θ; `decay` is β."""
+    return mean + np.float32(1 - decay) * (theta - mean)
+
+
 def released(theta: Vector, source: Vector, ratio: float) -> Vector:
     """The s of a worker whose reply was held: `source` is the s of the last commit, which lies ahead of θ, and r = `ratio` says
     how far this one does."""

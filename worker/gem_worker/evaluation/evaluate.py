@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from gem_api.errors import InvalidRequest, LayoutMismatch
+from gem_api.framing import empty
 from gem_api.layout import NAME_TENSORS, Layout, Vector
 from gem_api.process import logs
 from gem_api.v1 import training_pb2 as pb
@@ -101,7 +102,7 @@ def _some_of(data: Any) -> DataLoader[Any]:
 
 
 class RemoteEvaluator:
-    """Evaluates the newest θ of a server, and reports the score to it.
+    """Evaluates the newest model of a server, and reports the score to it: the average of θ if the run keeps one, else θ.
 
     Args:
         address: The server's address.
@@ -114,8 +115,10 @@ class RemoteEvaluator:
         TaskError: There is no held-out data. Whatever the task raises comes through, also on a first batch.
 
     Attributes:
-        reader: The session that pulls θ; it does not join the run.
+        reader: The session that reads the model; it does not join the run.
         admin: For all other requests to the server.
+        theta: The model read last: float32, shape (P,); empty before.
+        version: Its version.
     """
 
     def __init__(self, address: str, task: Task, retry: Retry, device: torch.device = CPU, **credentials: Any) -> None:
@@ -124,11 +127,19 @@ class RemoteEvaluator:
         self._retry = retry
         self.reader: Session = connect(address, retry=retry, **credentials)
         self.admin = Admin(address, **credentials)
+        self.theta, self.version = empty(0), 0
+
+    def read(self) -> None:
+        """Reads the newest model. Raises a GemError if the server is unreachable, or has no θ yet."""
+        if self._retry.call(self.admin.status).hyperparameters.average:
+            self.theta, self.version = self.reader.read(average=True), self.reader.read_version
+        else:
+            self.theta, self.version = self.reader.pull(), self.reader.version
 
     def evaluate(self) -> Score:
         """Raises a GemError if the server is unreachable, has no θ yet, or trains a different model."""
-        theta = self.reader.pull()
-        score = self._evaluator.score(self.reader.version, self.reader.layout, theta)
+        self.read()
+        score = self._evaluator.score(self.version, self.reader.layout, self.theta)
         self._retry.call(lambda: self.admin.report_evaluation(score.version, score.loss, score.accuracy))
         return score
 

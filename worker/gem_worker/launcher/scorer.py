@@ -61,13 +61,14 @@ class Scorer:
             self._due.set()
 
     def save_model(self) -> None:
-        """Saves the newest θ as the run's model; if the servers do not answer, the last one received, if there is one."""
+        """Saves the newest model, as evaluations are of it; if the servers do not answer, the last one received, if there is
+        one."""
         with self._lock:
-            reader = self._evaluator.reader
+            newest = self._evaluator
             with suppress(GemError):
-                reader.pull()
-            if reader.theta.size:
-                self._folder.save_model(reader.layout, reader.theta, reader.version)
+                newest.read()
+            if newest.theta.size:
+                self._folder.save_model(newest.reader.layout, newest.theta, newest.version)
 
     def end(self) -> None:
         """Saves the run's final model, once. No evaluation but `final_score` comes after it: the servers may stop."""
