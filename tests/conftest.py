@@ -8,6 +8,7 @@ import os
 import signal
 import zlib
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
@@ -20,6 +21,9 @@ from kit.raw_client import Wire, Worker
 from kit.regions import abstract
 from kit.server import Live, config, serving
 from kit.ways import wired
+
+if TYPE_CHECKING:
+    from kit.accelerator import Accelerator
 
 # The clock is no part of a test: no deadlines, and the same examples on every run.
 settings.register_profile("default", deadline=None, derandomize=True)
@@ -68,6 +72,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_xdist_auto_num_workers() -> int:
     """Three processes for two cores: tests that wait for a lease to end, or for a process, leave them idle."""
     return (os.cpu_count() or 1) * 3 // 2
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+    """An accelerator in Python, for the time of the test."""
+    from kit.accelerator import plugged_in  # it imports PyTorch, which takes seconds
+
+    yield from plugged_in(monkeypatch)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,6 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from gem_api.errors import InvalidRequest
 from gem_api.process.extras import install
 
@@ -164,7 +165,10 @@ class GemCallback:
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Notes the loss, which Lightning has divided for accumulation, and scaled for 16-bit precision."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._optimizer.note(loss.detach() * trainer.accumulate_grad_batches / (scaler.get_scale() if scaler else 1))
+        scale = (
+            scaler.scale(torch.ones_like(loss, dtype=torch.float32)) if scaler else 1
+        )  # a tensor: get_scale() would wait for the forward pass
+        self._optimizer.note(loss.detach() * trainer.accumulate_grad_batches / scale)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """From here on, the batches in hand get a step or, if their gradients overflowed, none."""

@@ -62,7 +62,7 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
         kwargs: The trainer's keyword arguments.
 
     Raises:
-        InvalidRequest: The trainer has a setting that can't work: fp16, several processes, DeepSpeed, FSDP, or
+        InvalidRequest: The trainer has a setting that can't work: fp16, several processes, several GPUs, DeepSpeed, FSDP, or
             `auto_find_batch_size`.
     """
 
@@ -156,6 +156,11 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
             raise InvalidRequest(
                 "each worker is a process of its own, without torchrun, DeepSpeed and FSDP: start the script once for each "
                 "worker"
+            )
+        if self.args.n_gpu > 1:
+            raise InvalidRequest(
+                f"the trainer would split each batch over {self.args.n_gpu} GPUs (DataParallel): give each worker one, with "
+                "CUDA_VISIBLE_DEVICES=0 for the first, 1 for the second, and so on"
             )
         if self.args.auto_find_batch_size:
             raise InvalidRequest("auto_find_batch_size is not available: the batches are dealt before the first step")

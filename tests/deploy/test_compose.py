@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,34 @@ def test_the_images_run_as_a_user_without_rights() -> None:
         stage = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)
         (text,) = [part for part in stage if re.match(rf"\S+ AS {target}\n", part)]
         assert re.findall(r"^USER (\w+)$", text, re.MULTILINE) == ["10001"]
+
+
+@pytest.mark.parametrize("build", ["cpu", "cu126"])
+def test_the_workers_image_has_that_build_of_pytorch_and_with_cuda_a_compiler(tmp_path: Path, build: str) -> None:
+    """Runs the steps of the image's stage with stand-ins for what they call. pip would take another build for a version without
+    its local part."""
+    (stage,) = re.findall(r"^FROM packages AS torch-packages\n(.*?)^FROM ", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    steps = re.findall(r"^RUN ((?:.*\\\n)*.*)", stage, re.MULTILINE)
+    for name in ("pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("pip", "apt-get", "rm"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >>called\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}", "TORCH": build}
+    for step in steps:
+        command = re.sub(r"^--mount=\S+ ", "", step)
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=True, timeout=30)
+    called = (tmp_path / "called").read_text().splitlines()
+    version = metadata.version("torch").partition("+")[0]
+    assert called[-1] == f"pip install torch=={version}+{build} --extra-index-url https://download.pytorch.org/whl/{build}"
+    assert any("g++" in line for line in called) == (build != "cpu")
+
+
+def test_a_worker_can_load_what_it_has_compiled() -> None:
+    """Docker mounts a tmpfs without the right to run programs, unless it is told to."""
+    assert COMPOSE["services"]["worker"]["tmpfs"] == COMPOSE["services"]["evaluator"]["tmpfs"] == ["/tmp:exec"]
+    assert COMPOSE["services"]["server"]["tmpfs"] == ["/tmp"]
+    assert re.search(r"^ENV .*TRITON_CACHE_DIR=/tmp/", DOCKERFILE, re.MULTILINE)
 
 
 # -- the files that close what is open

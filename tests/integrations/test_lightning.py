@@ -35,6 +35,7 @@ from integrations.trainer_helpers import (
     reported_loss,
     theta,
 )
+from kit.accelerator import WAITS, Accelerator
 from kit.model import version, workers
 from kit.server import Live, config, serving, wait_until
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -177,6 +178,19 @@ def test_steps_that_a_grad_scaler_leaves_out_are_skipped_and_the_run_completes()
         assert completed(live) == 2 * SAMPLES
         assert version(live) == 2 * SAMPLES / BATCH - 2
         assert set(data.read.values()) == {2}
+
+
+def test_the_scale_of_a_grad_scaler_is_not_waited_for(accelerator: Accelerator) -> None:
+    """On a GPU that would be before each backward pass, for the whole forward pass."""
+    noted: list[Tensor] = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    loss = scaler.scale(torch.tensor(2.5).to(accelerator.device))
+    scaled = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=scaler), accumulate_grad_batches=2)
+    callback: Any = SimpleNamespace(_optimizer=SimpleNamespace(note=noted.append))
+    accelerator.counts.clear()
+    GemCallback.on_before_backward(callback, scaled, None, loss)
+    assert accelerator.counts[WAITS] == 0
+    assert [value.item() for value in noted] == [5.0]
 
 
 def test_the_last_validation_and_the_last_checkpoint_are_of_the_final_theta(tmp_path: Path) -> None:

@@ -300,6 +300,14 @@ def test_an_accelerator_that_cannot_work_is_refused(
         pass
 
 
+def test_a_trainer_that_would_take_all_gpus_is_told_how_to_take_one(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.TrainingArguments.n_gpu", 4)
+    with pytest.raises(InvalidRequest, match=r"over 4 GPUs .*CUDA_VISIBLE_DEVICES=0"), worker(live, tmp_path, Model()):
+        pass
+
+
 def test_a_schedule_of_the_users_is_refused_if_the_server_makes_the_steps(live: Live, tmp_path: Path) -> None:
     model = Model()
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)

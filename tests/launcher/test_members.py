@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.host_limits import cores
 from gem_api.process.options import as_environment, expanded
@@ -16,6 +19,7 @@ from gem_api.process.settings import settings_of
 from gem_api.ranges import WHOLE, Range
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as gem_server
+from gem_worker.launcher import copies
 from gem_worker.launcher.cli import main as gem_train
 from gem_worker.launcher.cluster import (
     MAX_RESTARTS,
@@ -364,6 +368,41 @@ def test_what_gem_train_and_its_workers_both_take_reaches_the_workers(tmp_path: 
     shared = settings_of("train").keys() & settings_of("worker").keys()
     assert shared <= user_gave, "this test gives each another value than its default"
     assert {key: found[key] for key in shared} == {key: options[key] for key in shared}
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cpu", "1"), ("auto", None), ("cuda:1", None)])
+def test_workers_on_the_cpu_alone_have_one_thread_of_openmp_and_are_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, threads: str | None
+) -> None:
+    """gem-train itself has one; a copy of it that should have more, or a GPU, would not get them."""
+    spawned: list[tuple[str, Any]] = []
+
+    def copied(name: str, arguments: list[str], output: object, variables: Any) -> Started:
+        spawned.append(("copy", variables))
+        return Started()
+
+    def started(*_: object, env: Any, **__: object) -> Started:
+        spawned.append(("new", env))
+        return Started()
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(copies, "can_copy", lambda: True)
+    monkeypatch.setattr(copies, "Copy", copied)
+    monkeypatch.setattr(subprocess, "Popen", started)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options, _ = run_options(gem_train.make_context("gem-train", ["--device", device, "--workers", "1"]))
+    listening = [Place("127.0.0.1:1000", "127.0.0.1:2000")]
+    made = make_cluster(RunFolder(tmp_path), options, hyperparameters_of(options), listening, ThisMachine(), resume=False)
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    made.workers[0].start()
+    assert [(how, given.get("OMP_NUM_THREADS")) for how, given in spawned] == [("copy" if threads else "new", threads)]
+
+
+class Started:
+    """A child process that was not started."""
+
+    pid = os.getpid()
 
 
 def test_several_servers_have_the_same_options_but_for_their_places(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import Counter, namedtuple
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_client import Retry, connect
 from gem_worker import device as device_module
+from gem_worker.compute_gate import ComputeGate
 from gem_worker.device import CPU, devices, moved
 from gem_worker.evaluation import evaluator
 from gem_worker.evaluation.evaluate import Evaluator
@@ -25,12 +27,14 @@ from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.process import cli as worker
 from gem_worker.process import trainer, work
 from gem_worker.process.metrics import WorkerMetrics
+from gem_worker.process.step_limits import StepLimits
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks.digits import Digits
+from kit.accelerator import WAITS, Accelerator
 from kit.server import config, serving
 from kit.settings import configured
-from kit.task import Line
+from kit.task import SAMPLES, Line
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
 
@@ -42,11 +46,13 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets how many CUDA devices PyTorch sees."""
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    """Sets how many devices PyTorch's accelerator has, and its type."""
+    for variable in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(variable, raising=False)
 
-    def see(count: int) -> None:
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    def see(count: int, kind: str = "cuda") -> None:
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind) if count else None)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
         monkeypatch.setattr(torch.version, "cuda", "12.6" if count else None)
 
     return see
@@ -64,17 +70,32 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("auto", 0, range(2), ["cpu", "cpu"]),
         ("cuda", 2, range(1), ["cuda:0"]),
         ("cuda:1", 2, range(1), ["cuda:1"]),
-        ("mps", 2, range(1), ["mps"]),
     ],
 )
-def test_which_device_each_worker_gets(
-    gpus: Any, monkeypatch: pytest.MonkeyPatch, choice: str, count: int, workers: range, expected: list[str]
-) -> None:
+def test_which_device_each_worker_gets(gpus: Any, choice: str, count: int, workers: range, expected: list[str]) -> None:
     gpus(count)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert [str(device) for device in devices(choice, workers)] == expected
     (option,) = [option for option in worker.main.params if option.name == "device"]
     assert option.default == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_gpus_of_other_makers_are_accelerators_as_well(gpus: Any, kind: str) -> None:
+    gpus(1, kind)
+    assert [str(device) for choice in (kind, f"{kind}:0", "auto") for device in devices(choice)] == [f"{kind}:0"] * 3
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID"])
+@pytest.mark.parametrize(
+    ("choice", "workers", "expected"),
+    [("auto", range(3), ["cuda:2", "cuda:0", "cuda:1"]), ("cuda", range(1), ["cuda:2"]), ("cuda:1", range(1), ["cuda:1"])],
+)
+def test_processes_that_torchrun_or_slurm_has_numbered_begin_at_their_own_gpu(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, variable: str, choice: str, workers: range, expected: list[str]
+) -> None:
+    gpus(3)
+    monkeypatch.setenv(variable, "5")  # of 8 on a machine whose scheduler shows each process three GPUs
+    assert [str(device) for device in devices(choice, workers)] == expected
 
 
 @pytest.mark.parametrize(
@@ -226,9 +247,12 @@ def test_an_evaluator_moves_its_model_and_its_batches() -> None:
     assert task.seen == {META}
 
 
-@pytest.mark.parametrize(("device", "pins"), [(torch.device("cuda:1"), True), (META, False)])
-def test_batches_are_page_locked_for_cuda_alone(device: torch.device, pins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "pins"), [("cuda:1", True), ("xpu:0", True), ("mps:0", False), ("meta", False)])
+def test_batches_are_page_locked_where_the_device_copies_from_there(
+    device: str, pins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Asks the loader, which is not iterated over; a worker on cuda:1 makes that its thread's device."""
+    on = torch.device(device)
     asked: list[Any] = []
 
     class Sampler:
@@ -242,15 +266,74 @@ def test_batches_are_page_locked_for_cuda_alone(device: torch.device, pins: bool
 
     monkeypatch.setattr(trainer, "ShardSampler", Sampler)
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(torch.xpu, "set_device", asked.append)
     with serving() as live, connect(live.address) as session:
-        train(Looking(), session, Hyperparameters(), WorkerMetrics(CollectorRegistry()), device=device)
-    assert asked == [*([device] if pins else []), {"pin_memory": pins}]
+        train(Looking(), session, Hyperparameters(), WorkerMetrics(CollectorRegistry()), device=on)
+    assert asked == [*([on] if pins else []), {"pin_memory": pins}]
 
 
 def test_the_thread_of_a_worker_on_the_cpu_does_not_touch_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail(f"set {device}"))
     device_module.use(CPU)
     device_module.use(META)
+
+
+# -- waiting for the device
+
+
+class Looked(ComputeGate):
+    """Notes whether the device is busy when a worker gives its turn to the next."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        super().__init__(1)
+        self.accelerator, self.busy = accelerator, Counter[bool]()
+
+    def _release(self) -> None:
+        self.busy[self.accelerator.busy] += 1
+        super()._release()
+
+
+@pytest.mark.parametrize("local_steps", [1, 4])
+def test_a_worker_keeps_its_turn_until_the_device_has_computed_the_gradient(accelerator: Accelerator, local_steps: int) -> None:
+    gate, settings = Looked(accelerator), Hyperparameters(rule="agn", local_steps=local_steps, epochs=1, batch_size=8)
+    with serving(config(settings)) as live, connect(live.address) as session:
+        train(
+            Line(),
+            session,
+            settings,
+            WorkerMetrics(CollectorRegistry()),
+            limits=StepLimits(gate=gate),
+            device=accelerator.device,
+        )
+    assert gate.busy == {False: SAMPLES / 8}
+
+
+def test_a_worker_alone_on_its_device_waits_for_commits_alone(
+    accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fourth step commits: it waits for the gradient, and for the θ that comes back. At first the Optimizer compares all
+    values, for three windows."""
+    monkeypatch.setattr(device_module, "pins", lambda device: True)  # so that batches are only queued
+    waits: list[int] = []
+
+    class Counting(Line):
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            waits.append(accelerator.counts[WAITS])
+            return super().loss(model, batch)
+
+    settings, registry = Hyperparameters(rule="agn", local_steps=4, epochs=3, batch_size=8), CollectorRegistry()
+    with serving(config(settings)) as live, connect(live.address) as session:
+        train(Counting(), session, settings, WorkerMetrics(registry), device=accelerator.device)
+    each = [after - before for before, after in pairwise(waits)]
+    assert each[12:] == [0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0]
+    assert registry.get_sample_value("gem_worker_loss") is not None
+
+
+def test_a_worker_alone_on_a_gpu_needs_no_turn(gpus: Any) -> None:
+    options = worker.main.make_context("gem-worker", []).params
+    assert work._limits(torch.device("cuda:0"), 1, options, Stopping()).gate is None
+    assert work._limits(torch.device("cuda:0"), 2, options, Stopping()).gate is not None
+    assert work._limits(CPU, 1, options, Stopping()).gate is not None
 
 
 @needs_gpu

@@ -172,6 +172,20 @@ def test_a_worker_that_ended_without_a_status_has_failed() -> None:
     assert worst([one]) == 1
 
 
+@pytest.mark.parametrize(
+    "text", ["CUDA out of memory. Tried to allocate 2.00 GiB.\nmore", "MPS backend out of memory (MPS ...)"]
+)
+def test_out_of_memory_of_the_device_has_one_line_that_says_what_to_do(text: str) -> None:
+    session: Any = FakeSession()
+    log = CapturingLogger()
+    one = WorkerThread("ann", lambda: session, raising(torch.OutOfMemoryError(text)), Stopping(), log)
+    one.work()
+    ((_, (event,), values),) = log.calls
+    assert "smaller --batch-size" in event
+    assert values == {"why": text.partition("\n")[0]}
+    assert one.status == 1
+
+
 def test_the_others_go_on_when_a_worker_fails() -> None:
     failed = threading.Event()
 

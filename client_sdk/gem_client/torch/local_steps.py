@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gem_client.torch.arguments import parts_of
 from gem_client.torch.parameters import dense, evaluate
-from gem_client.torch.session_tensors import send
+from gem_client.torch.session_tensors import number, queues_copies, send
 
 
 class LocalSteps:
@@ -33,12 +33,12 @@ class LocalSteps:
     def __init__(self, stepped: Sequence[Tensor], inner: torch.optim.Optimizer) -> None:
         self._stepped, self._inner = stepped, inner
         self.began_on: list[Tensor] = []
-        self._losses: list[float] = []
+        self._losses: list[Any] = []
         self.made = 0
 
     @property
-    def loss(self) -> float | None:
-        """Mean of the losses of the window's steps; None if there were none."""
+    def loss(self) -> Any:
+        """Mean of the losses of the window's steps, on their device; None if there were none."""
         return sum(self._losses) / len(self._losses) if self._losses else None
 
     @property
@@ -60,10 +60,12 @@ class LocalSteps:
         """Has the optimizer make a step and returns its closure's loss. It has a learning rate of its own, not `rate`."""
         return self._inner.step() if closure is None else self._inner.step(closure)
 
-    def count(self, loss: float | None) -> None:
-        """Counts a step, with its loss if it has one."""
+    def count(self, loss: Any) -> None:
+        """Counts a step, with its loss if it has one. To read one from an accelerator would wait for the step; what a CUDA
+        graph computes, the next replay overwrites."""
         if loss is not None:
-            self._losses.append(loss)
+            late = isinstance(loss, Tensor) and queues_copies(loss)
+            self._losses.append(loss.detach().to(torch.float32, copy=True) if late else number(loss))
         self.made += 1
 
     def forget(self) -> None:

@@ -331,13 +331,12 @@ class Optimizer(torch.optim.Optimizer):
         returned = loss
         if self._noted:
             loss, self._noted = sum(self._noted) / len(self._noted), []
-        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
         if self._local is not None:
-            self._count_step(self._local, reported, batches)
+            self._count_step(self._local, loss, batches)
         elif self._overlap:
-            self._step_overlapping(reported, batches, share)
+            self._step_overlapping(loss, batches, share)
         else:
-            gradient = self._gather()
+            gradient, reported = self._gather(loss)
             try:
                 self.answer = self._session.commit(
                     gradient, loss=reported, batches=batches, base=self._base, decay=False, share=share
@@ -374,7 +373,7 @@ class Optimizer(torch.optim.Optimizer):
         written = any(gradient._version != getattr(gradient, "used_at_version", None) for gradient in gradients)
         return written and any(bool(dense(gradient).any()) for gradient in gradients)
 
-    def _count_step(self, local: LocalSteps, loss: float | None, batches: int) -> None:
+    def _count_step(self, local: LocalSteps, loss: Any, batches: int) -> None:
         self._keep_projected()
         self._session.add_to_window(batches)
         local.count(loss)
@@ -385,10 +384,11 @@ class Optimizer(torch.optim.Optimizer):
     def _commit_window(self, local: LocalSteps) -> None:
         self._tensors.bind()
         local.write(self._tensors.gradients)
+        update, loss = self._tensors.written(local.loss)
         try:
             self.answer = self._session.commit(
-                self._tensors.written(),
-                loss=local.loss,
+                update,
+                loss=loss,
                 batches=0,  # those of the window's steps
                 base=self._base,
                 kind=self._kind,
@@ -402,27 +402,27 @@ class Optimizer(torch.optim.Optimizer):
             raise
         self._load()
 
-    def _step_overlapping(self, loss: float | None, batches: int, share: float | None) -> None:
+    def _step_overlapping(self, loss: Any, batches: int, share: float | None) -> None:
         computed_on, rejected = self._base, None
         try:
             self.answer = self._session.finish_commit() or self.answer
         except RejectedCommit as error:
             rejected = error  # the last gradient was rejected; this one may be fine
-        gradient = self._gather()  # before the parameters move on from what it was computed on
+        gradient, reported = self._gather(loss)  # before the parameters move on from what it was computed on
         self._load()
-        self._session.begin_commit(gradient, loss=loss, batches=batches, base=computed_on, decay=False, share=share)
+        self._session.begin_commit(gradient, loss=reported, batches=batches, base=computed_on, decay=False, share=share)
         self._under_way = True
         if rejected is not None:
             raise rejected
 
-    def _gather(self) -> Any:
-        """The gradients, weight decay included, in the session's buffer: float32, shape (P,)."""
+    def _gather(self, loss: Any) -> Any:
+        """The gradients, weight decay included, in the session's buffer (float32, shape (P,)), and the loss as a number."""
         self._tensors.bind()
         self._watch.warn_of_missing(self._settings.optimizer)
         with torch.no_grad():
             for parameter, gradient, decay in zip(self._trained.values(), self._tensors.gradients, self._decays, strict=True):
                 copy_gradient(parameter, gradient, decay)
-        return self._tensors.written()
+        return self._tensors.written(loss)
 
     def _load(self) -> None:
         """Copies the received θ into the parameters."""

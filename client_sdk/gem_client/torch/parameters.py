@@ -105,19 +105,24 @@ def require_apart(trained: Mapping[str, Tensor]) -> None:
     """Raises InvalidRequest if two parameters share memory: θ has both, and the one that is loaded last would undo the other's
     step."""
     spans = sorted((*_span(parameter), name) for name, parameter in trained.items() if parameter.numel())
-    for (_, end, one), (start, _, other) in pairwise(spans):
-        if start < end:
+    for (memory, _, end, one), (others, start, _, other) in pairwise(spans):
+        if memory == others and start < end:
             raise InvalidRequest(
                 f"the parameters {one!r} and {other!r} share memory, so one of their gradients would be lost: tie them by "
                 "assigning the Parameter itself, not its .data"
             )
 
 
-def _span(parameter: Tensor) -> tuple[int, int]:
-    """The addresses of a parameter's bytes, from and to. Of one with gaps, in which another may lie, only the first element."""
+def _span(parameter: Tensor) -> tuple[int, int, int]:
+    """The memory that a parameter is in, and the addresses of its bytes there, from and to. Of one with gaps, in which another
+    may lie, only the first element. On other devices than these, `data_ptr` is no address (on MPS that of an object)."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
     elements = extent if extent == parameter.numel() else 1
-    return parameter.data_ptr(), parameter.data_ptr() + elements * parameter.element_size()
+    if parameter.device.type in ("cpu", "cuda", "xpu"):
+        memory, start = 0, parameter.data_ptr()
+    else:
+        memory, start = parameter.untyped_storage()._cdata, int(parameter.storage_offset()) * parameter.element_size()
+    return memory, start, start + elements * parameter.element_size()
 
 
 def dense(gradient: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""The session's buffers as tensors, one for each parameter; for CUDA, page-locked memory lies in between."""
+"""The session's buffers as tensors, one for each parameter; an accelerator has buffers of its own in between."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +14,12 @@ from torch import Tensor
 
 from gem_client.session import Session
 
+log = logging.getLogger("gem_client")
+
 
 class SessionTensors:
     """A flat float32 tensor for each parameter, over its part of the session's buffers, which a new lease replaces; over
-    page-locked memory for CUDA.
+    memory of its own for an accelerator.
 
     Attributes:
         gradients: Over the buffer for the next commit.
@@ -36,19 +40,19 @@ class SessionTensors:
         return self._bound is self._session.theta
 
     def bind(self) -> None:
-        """Replaces the tensors if the session has other buffers, or the parameters have moved to or from CUDA."""
-        staged = on_cuda(self._parameters)
+        """Replaces the tensors if the session has other buffers, or the parameters have moved to or from an accelerator."""
+        staged = any(queues_copies(parameter) for parameter in self._parameters)
         if not self.current or staged != (self._staging is not None):
             self._bound = self._session.theta
             self._staging = (self._staging or Staging(self._parameters)) if staged else None
             self.gradients = self._staging.gradients if self._staging else self._split(self._session.gradient)
             self.thetas = self._staging.thetas if self._staging else self._split(self._session.theta)
 
-    def written(self) -> Vector:
-        """The session's buffer for a commit, with what `gradients` hold."""
+    def written(self, loss: Any = None) -> tuple[Vector, float | None]:
+        """The session's buffer for a commit, with what `gradients` hold, and the loss as a number: one wait for both."""
         if self._staging is not None:
-            self._staging.fetch(self._session.gradient)
-        return self._session.gradient
+            loss = self._staging.fetch(self._session.gradient, loss)
+        return self._session.gradient, None if loss is None else number(loss)
 
     def load(self) -> None:
         """Copies the received θ into the parameters."""
@@ -68,10 +72,10 @@ class SessionTensors:
 
 
 class Staging:
-    """Two page-locked buffers: one for what a commit sends, one for the θ that it returns.
+    """Two buffers on the host: one for what a commit sends, and its loss, one for the θ that it returns.
 
-    Copies between a device and page-locked memory are only queued, so that the host waits once for all tensors instead of once
-    for each. It holds 2·P·4 bytes.
+    Copies between an accelerator and these are only queued, so that the host waits once for all tensors instead of once for
+    each. They hold 2·P·4 bytes, page-locked if the accelerator needs that to copy by itself.
 
     Attributes:
         gradients: The first buffer: a flat float32 tensor for each parameter.
@@ -81,15 +85,21 @@ class Staging:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
         sizes = [parameter.numel() for parameter in parameters]
-        self._gradient, self._theta = page_locked(sum(sizes)), page_locked(sum(sizes))
+        on = next(parameter for parameter in parameters if queues_copies(parameter)).device
+        self._gradient, self._theta, self._loss = buffers((sum(sizes), sum(sizes), 1), on)
         self.gradients, self.thetas = self._gradient.split(sizes), self._theta.split(sizes)
-        self._loads: list[torch.cuda.Event] = []
+        self._loads: list[torch.Event] = []
 
-    def fetch(self, into: Vector) -> None:
-        """Waits until the copies to `gradients` have arrived, and copies them into the session's buffer."""
-        for event in marks(self._parameters):
+    def fetch(self, into: Vector, loss: Any = None) -> Any:
+        """Waits until the copies to `gradients` have arrived, and copies them into the session's buffer. Returns the loss: one
+        on an accelerator has come with them."""
+        late = [loss.detach()] if isinstance(loss, Tensor) and queues_copies(loss) else []
+        for value in late:
+            send(value, self._loss)
+        for event in marks([*self._parameters, *late]):
             event.synchronize()
         np.copyto(into, self._gradient.numpy())
+        return self._loss if late else loss
 
     def put(self, theta: Vector) -> None:
         """Copies the session's θ into `thetas`, once the copies from it before are done."""
@@ -102,32 +112,48 @@ class Staging:
         self._loads = marks(self._parameters)
 
 
-def on_cuda(parameters: Sequence[Tensor]) -> bool:
-    """Whether any of the parameters is on a CUDA device."""
-    return any(parameter.is_cuda for parameter in parameters)
+def queues_copies(tensor: Tensor) -> bool:
+    """Whether the tensor is on PyTorch's accelerator (CUDA, XPU, MPS and others), which copies while the host goes on."""
+    if tensor.device.type == "cpu":
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and tensor.device.type == accelerator.type
 
 
-def page_locked(size: int) -> Tensor:
-    """A float32 tensor of shape (size,) in memory that a CUDA device copies from and to by itself."""
-    return torch.empty(size, dtype=torch.float32, pin_memory=True)
+def buffers(sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    """Float32 tensors of these sizes on the host, which the device copies from and to. They are page-locked, except for
+    Apple's GPUs, which share the host's memory."""
+    if device.type != "mps":
+        try:
+            return [torch.empty(size, dtype=torch.float32, pin_memory=True) for size in sizes]
+        except RuntimeError as error:  # there is not enough of it, or the accelerator has none
+            why = str(error).splitlines()[0]
+            log.warning("no page-locked memory for %d values, so that copies from and to %s take longer: %s",
+                        sum(sizes), device, why)  # fmt: skip
+    return [torch.empty(size, dtype=torch.float32) for size in sizes]
 
 
-def marks(parameters: Sequence[Tensor]) -> list[torch.cuda.Event]:
-    """An event for each device of the parameters, which occurs when all that is queued there now is done."""
-    devices = {parameter.device for parameter in parameters if parameter.is_cuda}
-    return [torch.cuda.current_stream(device).record_event() for device in devices]
+def marks(tensors: Sequence[Tensor]) -> list[torch.Event]:
+    """An event for each accelerator that has one of the tensors, which occurs when all that is queued there now is done."""
+    devices = {tensor.device for tensor in tensors if queues_copies(tensor)}
+    return [torch.accelerator.current_stream(device).record_event() for device in devices]
+
+
+def number(loss: Any) -> float:
+    """A loss as a number."""
+    return float(loss.detach() if isinstance(loss, Tensor) else loss)
 
 
 def send(value: Tensor, into: Tensor) -> None:
-    """Copies a tensor into a flat float32 tensor on the host; from a CUDA device, the copy is only queued."""
-    if value.is_cuda:
+    """Copies a tensor into a flat float32 tensor on the host; from an accelerator, the copy is only queued."""
+    if queued := queues_copies(value):
         value = value.to(torch.float32)  # on the device: for a conversion by the host, the host would have to wait
-    into.view(value.shape).copy_(value, non_blocking=value.is_cuda)
+    into.view(value.shape).copy_(value, non_blocking=queued)
 
 
 def receive(theta: Tensor, parameter: Tensor) -> None:
-    """Copies a flat float32 tensor on the host into a parameter; to a CUDA device, the copy is only queued."""
-    source = theta.view_as(parameter)
-    if parameter.is_cuda and parameter.dtype != torch.float32:
+    """Copies a flat float32 tensor on the host into a parameter; to an accelerator, the copy is only queued."""
+    source, queued = theta.view_as(parameter), queues_copies(parameter)
+    if queued and parameter.dtype != torch.float32:
         source = source.to(parameter.device, non_blocking=True)  # converted there, as in `send`
-    parameter.copy_(source, non_blocking=parameter.is_cuda)
+    parameter.copy_(source, non_blocking=queued)

@@ -220,7 +220,7 @@ ALL_SETTINGS: tuple[Setting, ...] = (
     *_of_hyperparameters(),
     *(replace(each.metadata["setting"], key=each.name) for each in fields(ServerSettings)),
     Setting("device", (*_TRAINING, "evaluator"), click.STRING, "cpu", "Most used", handed_over=True,
-        help="Device to compute on: cpu, cuda, cuda:N, mps, or auto. auto deals the machine's CUDA devices to the workers in "
+        help="Device to compute on: cpu, cuda, cuda:N, xpu, mps, or auto. auto deals the machine's GPUs to the workers in "
         "turn."),
     Setting("resume_run", ("train",), RunToResume(exists=True, file_okay=False, path_type=Path), None, "Most used",
         spelling="--resume", name="resume", variables=("GEM_RESUME_RUN", "GEM_RESUME"),

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
-from gem_worker.device import CPU, devices, moved, use
+from gem_worker.device import CPU, devices, moved, pins, use
 from gem_worker.evaluation import Score
 from gem_worker.tasks import Task, TaskError, load_task
 
@@ -43,7 +43,7 @@ class Evaluator:
         self._device = device
         self._model = task.model().eval().to(device)
         self._parameters = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
-        self._loader = DataLoader(task.test_data(), batch_size=_BATCH, pin_memory=device.type == "cuda")
+        self._loader = DataLoader(task.test_data(), batch_size=_BATCH, pin_memory=pins(device))
         normalises = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self._model.modules())
         self._normalised_on = _some_of(task.training_data()) if normalises else None
 

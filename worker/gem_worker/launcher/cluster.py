@@ -31,6 +31,7 @@ _OTHERS_SECONDS = 5.0  # in which the other workers show, before the first commi
 _STEADY_SECONDS = 60.0  # a worker that runs for so long, while commits are made, has recovered
 _STOP_SECONDS = 20.0
 _LISTEN_SECONDS = 5.0  # that workers, which would log that the server is not there, are held back at most
+_OPENMP = "OMP_NUM_THREADS"
 
 
 class ClusterError(Exception):
@@ -124,18 +125,21 @@ class Process(Member):
         command: Its command line.
         settings: The settings that it gets through its environment, by their keys.
         niceness: Added to the launcher's own niceness; higher means lower priority.
+        on_cpu: Whether it computes on the CPU: OpenMP then gets one thread, because the other processes compute there, too.
         process: The running, or last, process.
     """
 
     command: list[str]
     settings: Mapping[str, Any] = field(default_factory=dict)
     niceness: int = 0
+    on_cpu: bool = True
     process: Child | None = None
 
     def start(self, *extra: str) -> None:
         self._begin_log()
-        environment = _environment(self.settings)
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
+        environment = _environment(self.settings) | {"PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
+        environment.pop(_OPENMP, None)  # the launcher's own
+        environment |= {_OPENMP: "1"} if self.on_cpu else {}
         with self.log.open("ab") as output:
             self.process = self._spawn([*self.command, *extra], output, environment)
         os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + self.niceness)

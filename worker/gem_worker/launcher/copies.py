@@ -19,10 +19,10 @@ _NAME_LENGTH = 15  # of what the kernel keeps
 
 
 class Worker(Process):
-    """A worker's process: a copy of this one if that works, else a new one."""
+    """A worker's process: on the CPU a copy of this one if that works, else a new one."""
 
     def _spawn(self, command: list[str], output: IO[bytes], environment: Mapping[str, str]) -> Child:
-        if not can_copy():
+        if not (self.on_cpu and can_copy()):  # a copy could not use a GPU that this process has asked for, nor more threads
             return super()._spawn(command, output, environment)
         return Copy(self.name, command[command.index("gem_worker") + 1 :], output, environment)
 

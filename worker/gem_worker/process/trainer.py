@@ -16,7 +16,7 @@ from gem_client.torch import Optimizer, ShardSampler
 from torch import nn
 from torch.utils.data import Dataset
 
-from gem_worker.device import CPU, moved, use
+from gem_worker.device import CPU, moved, pins, use
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.step_limits import NO_LIMITS, StepLimits
 from gem_worker.tasks import Task, TaskError, has_optimizer
@@ -83,21 +83,24 @@ def train(
     optimizer = Optimizer(_trained(task, model, hyperparameters), session, on="worker", overlap=overlap, names=names)
     torch.manual_seed(hyperparameters.seed + zlib.crc32(session.name.encode()))  # so that each worker's dropout differs
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
-    loader = sampler.loader(pin_memory=device.type == "cuda")
+    loader = sampler.loader(pin_memory=pins(device))
     batches_differ = hyperparameters.batch_variation > 0 or hyperparameters.smallest_share < 1
+    # Reading a loss waits for its gradient: before another worker gets its turn, and before a commit; not between local steps.
+    reads_each = device == CPU or limits.gate is not None or session.batches_per_commit == 1
     before = session.steps_done
     while not sampler.complete:  # a loader that runs ahead of the commits may end more than once
         for batch in each_in_a_span("step", metrics.timing("data", loader)):
             share = sampler.samples_in_hand / hyperparameters.batch_size if batches_differ else 1.0
-            with metrics.phase("compute"):
-                with limits.step(share):
-                    optimizer.zero_grad()
-                    loss = task.loss(model, moved(batch, device))
-                    loss.backward()
-                value = loss.item()  # waits for the device
+            with metrics.phase("compute"), limits.step(share):
+                optimizer.zero_grad()
+                loss = task.loss(model, moved(batch, device))
+                loss.backward()
+                value = loss.item() if reads_each else loss.detach()
             with metrics.phase("exchange"):
+                last = optimizer.answer
                 _skip_if_too_large(partial(optimizer.step, loss=value))
-            metrics.trained(value, max(float(group["lr"]) for group in optimizer.param_groups))
+            if reads_each or optimizer.answer is not last:
+                metrics.trained(float(value), max(float(group["lr"]) for group in optimizer.param_groups))
         if overlap or session.batches_per_commit > 1:
             with metrics.phase("exchange"):
                 _skip_if_too_large(optimizer.finish)

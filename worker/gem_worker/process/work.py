@@ -104,7 +104,7 @@ def _workers(
     retry = Retry(give_up_after=options["give_up_after"], sleep=stopping.sleep)
     hyperparameters = run_hyperparameters(options["server"], retry, **security)
     exchange = {key: options[key] for key in ("shared_memory", "gradient_dtype", "theta_dtype")}
-    limits = {device: _limits(device, options, stopping) for device in on}
+    limits = {device: _limits(device, on.count(device), options, stopping) for device in on}
     shown = ", ".join(dict.fromkeys(map(str, on)))
     log.info(
         "training", server=options["server"], task=options["task"], rule=hyperparameters.rule, workers=len(names), device=shown
@@ -123,7 +123,9 @@ def _workers(
     ]
 
 
-def _limits(device: torch.device, options: dict[str, Any], stopping: Stopping) -> StepLimits:
-    """The limits that the workers on a device share. A GPU computes one gradient at a time, and holds its activations alone."""
+def _limits(device: torch.device, workers: int, options: dict[str, Any], stopping: Stopping) -> StepLimits:
+    """The limits that the workers on a device share. A GPU computes one gradient at a time, and holds its activations alone;
+    a worker that has it alone waits for nobody."""
     slots = cores() // options["threads"] or 1 if device.type == "cpu" else 1
-    return StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=ComputeGate(slots, TURNS[options["turns"]]))
+    gate = ComputeGate(slots, TURNS[options["turns"]]) if device.type == "cpu" or workers > 1 else None
+    return StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=gate)

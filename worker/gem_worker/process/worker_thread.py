@@ -89,6 +89,12 @@ class WorkerThread:
                 return EXIT_WRONG_USE
             case GemError():
                 self.log.error("the worker left the run after an error", error=type(error).__name__, why=str(error))
+            case RuntimeError() if "out of memory" in str(error):  # the device's
+                self.log.error(
+                    "the device is out of memory: start the run with a smaller --batch-size, put fewer workers on each GPU, "
+                    "or accumulate gradients in a loop of your own (batches_per_step)",
+                    why=str(error).splitlines()[0],
+                )
             case Exception():
                 self.log.error("the task failed", exc_info=error)
             case _:
