@@ -96,7 +96,7 @@ class GemCallback:
         if trainer.world_size > 1:
             raise InvalidRequest(
                 f"each worker is a process of its own, not one of {trainer.world_size} ranks: use Trainer(devices=1), and "
-                "start the script once for each worker"
+                "start the script once for each worker; a loop of your own may use gem_client.torch.connect_ranks"
             )
         if trainer.ckpt_path:
             raise InvalidRequest(

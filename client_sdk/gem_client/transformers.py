@@ -155,7 +155,7 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
         if self.accelerator.distributed_type != "NO":
             raise InvalidRequest(
                 "each worker is a process of its own, without torchrun, DeepSpeed and FSDP: start the script once for each "
-                "worker"
+                "worker; a loop of your own may use gem_client.torch.connect_ranks"
             )
         if self.args.n_gpu > 1:
             raise InvalidRequest(

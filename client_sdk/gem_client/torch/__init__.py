@@ -26,7 +26,8 @@ except ModuleNotFoundError as error:
 
 from gem_client.torch.average import CommitAverage
 from gem_client.torch.optimizer import Optimizer
+from gem_client.torch.rank_session import connect_ranks
 from gem_client.torch.sampler import Epoch, Loader, ShardSampler
 from gem_client.torch.statistics import update_statistics
 
-__all__ = ["CommitAverage", "Epoch", "Loader", "Optimizer", "ShardSampler", "update_statistics"]
+__all__ = ["CommitAverage", "Epoch", "Loader", "Optimizer", "ShardSampler", "connect_ranks", "update_statistics"]

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gem_client.arguments import is_number
 from gem_client.session import Session
+from gem_client.torch.rank_session import RankSession
 
 _OPTIMIZER_METHODS = ("step", "zero_grad", "state_dict")
 # Arguments of DataLoader that say which samples a batch has, as the sampler does.
@@ -152,7 +153,7 @@ def require_session(session: Any) -> None:
     """Raises InvalidRequest unless it is a session."""
     if isinstance(session, str):
         raise InvalidRequest(f"give a session, not an address: open one with gem_client.connect({session!r})")
-    if not isinstance(session, Session):
+    if not isinstance(session, Session | RankSession):
         raise InvalidRequest(f"give the session that gem_client.connect returns, not {_kind(session)}")
 
 

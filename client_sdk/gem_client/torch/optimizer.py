@@ -28,7 +28,7 @@ from gem_client.torch.parameters import (
     fingerprint,
     first_values,
 )
-from gem_client.torch.session_tensors import SessionTensors
+from gem_client.torch.rank_session import RankSession, names_of, ranks_of, tensors_of
 from gem_client.torch.watch import Watch
 
 log = logging.getLogger("gem_client")
@@ -78,7 +78,8 @@ class Optimizer(torch.optim.Optimizer):
 
     Args:
         params: `model.named_parameters()`, or an optimizer of PyTorch. Tensors without names are named by their position.
-        session: A session that has not joined yet. The optimizer joins the run with it and loads θ into the parameters.
+        session: A session that has not joined yet, of `gem_client.connect` or `connect_ranks`. The optimizer joins the run with
+            it and loads θ into the parameters.
         names: `model.named_parameters()`, if `params` has no names. The tensors' names are those in checkpoints, in
             `gem-ctl pull` and for evaluators. The name `_orig_mod`, which `torch.compile` inserts, is left out of them.
         on: Who makes the steps of an optimizer of PyTorch: "worker", "server" or None.
@@ -112,7 +113,7 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Parameters | torch.optim.Optimizer,
-        session: Session,
+        session: Session | RankSession,
         *,
         on: On | None = None,
         schedule: LRScheduler | None = None,
@@ -125,12 +126,12 @@ class Optimizer(torch.optim.Optimizer):
             raise InvalidRequest("this Optimizer has joined a run already: give the optimizer of PyTorch, or the parameters")
         require_parameters(params, session)
         require_projection(project)
-        ways = ways_to_train(params, on, names, schedule, overlap)
+        ways = ways_to_train(params, on, names_of(session) if names == () else names, schedule, overlap)
         self._spec = spec = ways[0]
         self.inner, self._schedule = spec.inner, schedule
         self._trained = spec.trained
         trained = list(self._trained.values())
-        self._session = session
+        self._session, self._ranks = session, ranks_of(session)
         self._batches_per_step = batches_per_step
         self._overlap = overlap
         self._project = project
@@ -143,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
         first = first_values(self._trained)
         super().__init__(trained, {"lr": 0.0})
         self._share_groups()
-        self._tensors = SessionTensors(session, self._trained)
+        self._tensors = tensors_of(session, self._trained, self.inner)
         self._generation = 0
         self._spec = self._join(ways, first)
         if all(tensor.nameless for tensor in session.layout.tensors):
@@ -368,10 +369,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._tensors.thetas
 
     def _gradients_are_new(self) -> bool:
-        """Whether any gradient was written since the last step, and is not just zero."""
+        """Whether any gradient was written since the last step, and is not just zero. Averages those of several ranks then."""
         gradients = [parameter.grad for parameter in self._trained.values() if parameter.grad is not None]
         written = any(gradient._version != getattr(gradient, "used_at_version", None) for gradient in gradients)
-        return written and any(bool(dense(gradient).any()) for gradient in gradients)
+        new = written and any(bool(dense(gradient).any()) for gradient in gradients)
+        return new if self._ranks is None else self._ranks.average(list(self._trained.values()), new)
 
     def _count_step(self, local: LocalSteps, loss: Any, batches: int) -> None:
         self._keep_projected()
@@ -420,7 +422,7 @@ class Optimizer(torch.optim.Optimizer):
         self._tensors.bind()
         self._watch.warn_of_missing(self._settings.optimizer)
         with torch.no_grad():
-            for parameter, gradient, decay in zip(self._trained.values(), self._tensors.gradients, self._decays, strict=True):
+            for parameter, gradient, decay in zip(self._trained.values(), self._tensors.gradients, self._decays, strict=False):
                 copy_gradient(parameter, gradient, decay)
         return self._tensors.written(loss)
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from gem_client.run.shards import Shards
 from gem_client.session import Session
 from gem_client.torch.arguments import require_dataset, require_loader_settings, require_session
+from gem_client.torch.rank_session import RankSession, RankShards
 
 
 class ShardSampler(Sampler[list[int]]):
@@ -53,7 +54,7 @@ class ShardSampler(Sampler[list[int]]):
         InvalidRequest: The session has not joined, or has a sampler already; or the dataset has no length.
     """
 
-    def __init__(self, session: Session, dataset: Sized, batch_size: int | None = None) -> None:
+    def __init__(self, session: Session | RankSession, dataset: Sized, batch_size: int | None = None) -> None:
         require_session(session)
         require_dataset(dataset)
         self._dataset = dataset
@@ -176,7 +177,7 @@ class Epoch:
 class Loader:
     """A DataLoader that tells the session which batch the loop has reached. `ShardSampler.loader` makes it."""
 
-    def __init__(self, loader: DataLoader[Any], shards: Shards) -> None:
+    def __init__(self, loader: DataLoader[Any], shards: Shards | RankShards) -> None:
         self._loader = loader
         self._shards = shards
 
