@@ -1,0 +1,1 @@
+"""Programs of others as workers: what has to change in them, and what they reach alone and with three workers."""
