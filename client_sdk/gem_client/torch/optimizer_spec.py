@@ -135,6 +135,8 @@ def describe_optimizer(
     if optimizer is None:
         require_apart(trained)
         return OptimizerSpec(trained, frozen)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        log.warning("LBFGS takes the others' moves for the effect of its own steps, so that several workers diverge: run one")
     if on == "worker":
         return OptimizerSpec(trained, frozen, optimizer, OptimizerChoice("worker"), factors=())
     require_apart(trained)
