@@ -12,7 +12,6 @@ from gem_api.process.options import flags, handed_over, settings_without_flags
 from gem_api.process.progress import say
 from gem_api.ranges import Range
 
-from gem_worker.device import on_cpu
 from gem_worker.launcher.cluster import (
     WORKER_NICENESS,
     Cluster,
@@ -56,6 +55,8 @@ class ThisMachine:
 
     def member(self, name: str, log: Path, flags: list[str], settings: Mapping[str, Any], token: str | None) -> Member:
         (device,) = [flag for flag in flags if flag.startswith("--device=")] or ["--device=cpu"]
+        from gem_worker.device import on_cpu  # PyTorch takes seconds, which --help need not
+
         on = on_cpu(device.removeprefix("--device="))
         return Worker(name, log, python("gem_worker", *flags), settings, WORKER_NICENESS, on)
 
