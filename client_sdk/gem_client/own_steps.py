@@ -18,7 +18,7 @@ class OwnSteps:
     the parameters.
 
     One commit covers λ steps, the run's `--local-steps`. If the lease ends between two commits, the steps since the first are
-    lost, and the next ones begin on fresh θ. The optimizer's state, such as moments, stays with the worker.
+    lost, and the next ones begin on fresh θ. The optimizer's state, such as moments, stays with the worker. A loop::
 
         own = OwnSteps(session, lambda: {"weight": weight, "bias": bias})
         for batch in batches:
