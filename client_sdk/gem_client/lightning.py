@@ -165,9 +165,8 @@ class GemCallback:
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Notes the loss, which Lightning has divided for accumulation, and scaled for 16-bit precision."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        scale = (
-            scaler.scale(torch.ones_like(loss, dtype=torch.float32)) if scaler else 1
-        )  # a tensor: get_scale() would wait for the forward pass
+        # As a tensor: get_scale() would wait for the forward pass.
+        scale = scaler.scale(torch.ones_like(loss, dtype=torch.float32)) if scaler else 1
         self._optimizer.note(loss.detach() * trainer.accumulate_grad_batches / scale)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:

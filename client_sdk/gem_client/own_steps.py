@@ -29,7 +29,7 @@ class OwnSteps:
     Args:
         session: A session that has not joined yet.
         parameters: Returns the parameters by name, in the same order for all workers: arrays, or variables that `numpy.asarray`
-            reads. It is called anew for each commit, so an optimizer may replace them.
+            reads. It is called for each commit, so an optimizer may replace them.
         assign: Called as `assign(parameter, value)` to load a value: float32, an array that nothing else uses. The default
             writes into NumPy arrays.
 

@@ -142,7 +142,7 @@ def test_the_workers_image_has_that_build_of_pytorch_and_with_cuda_a_compiler(tm
 
 
 def test_a_worker_can_load_what_it_has_compiled() -> None:
-    """Docker mounts a tmpfs without the right to run programs, unless it is told to."""
+    """Docker mounts a tmpfs as noexec by default: no program there can run."""
     assert COMPOSE["services"]["worker"]["tmpfs"] == COMPOSE["services"]["evaluator"]["tmpfs"] == ["/tmp:exec"]
     assert COMPOSE["services"]["server"]["tmpfs"] == ["/tmp"]
     assert re.search(r"^ENV .*TRITON_CACHE_DIR=/tmp/", DOCKERFILE, re.MULTILINE)

@@ -232,7 +232,7 @@ def _failure(error: BaseException, script: str) -> str:
 
 
 def main(script: str, commits: str, seconds: str, folder: str, *arguments: str) -> None:
-    """Runs a script for so many seconds at most, and writes what was found to findings.json in the folder."""
+    """Runs a script for at most this number of seconds, and writes what was found to findings.json in the folder."""
     end_with_launcher()
     os.environ.pop(LAUNCHER, None)  # it is not that of the script's own processes
     for number in (signal.SIGINT, signal.SIGALRM):

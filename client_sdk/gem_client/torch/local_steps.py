@@ -77,7 +77,7 @@ class LocalSteps:
     def write(self, into: Sequence[Tensor]) -> None:
         """Writes the window's update into flat float32 tensors on the host (see `send`)."""
         with torch.no_grad():
-            for x, before, update in zip(self._stepped, self.began_on, into, strict=False):
+            for x, before, update in zip(self._stepped, self.began_on, into, strict=True):
                 send(x.to(torch.float32) - before.to(x.device, torch.float32), update)
 
     def _restart(self) -> None:

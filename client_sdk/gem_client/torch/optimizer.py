@@ -147,6 +147,9 @@ class Optimizer(torch.optim.Optimizer):
         self._tensors = tensors_of(session, self._trained, self.inner)
         self._generation = 0
         self._spec = self._join(ways, first)
+        if len(ways) > 1:  # else the arguments have decided, or the log has said why
+            own, servers = "this worker makes the steps of its", "the server makes all workers' steps, with one"
+            log.info("%s %s", own if self._spec.steps_itself else servers, type(self.inner).__name__)
         if all(tensor.nameless for tensor in session.layout.tensors):
             log.warning("the tensors have no names: checkpoints and gem-ctl pull call them 0, 1, and so on; %s", NAME_TENSORS)
         with suppress(AttributeError):  # a wrapper may have no hooks: its groups are read at each step
@@ -172,11 +175,6 @@ class Optimizer(torch.optim.Optimizer):
                 with suppress(InvalidRequest):
                     return self._join([other], first)
             raise
-        if self.inner is not None:
-            whose = (
-                "this worker makes the steps of its" if best.steps_itself else "the server makes all workers' steps, with one"
-            )
-            log.info("%s %s", whose, type(self.inner).__name__)
         return best
 
     def _share_groups(self) -> None:
@@ -385,7 +383,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _commit_window(self, local: LocalSteps) -> None:
         self._tensors.bind()
-        local.write(self._tensors.gradients)
+        if self._tensors.sends:
+            local.write(self._tensors.gradients)
         update, loss = self._tensors.written(local.loss)
         try:
             self.answer = self._session.commit(
@@ -421,9 +420,11 @@ class Optimizer(torch.optim.Optimizer):
         """The gradients, weight decay included, in the session's buffer (float32, shape (P,)), and the loss as a number."""
         self._tensors.bind()
         self._watch.warn_of_missing(self._settings.optimizer)
-        with torch.no_grad():
-            for parameter, gradient, decay in zip(self._trained.values(), self._tensors.gradients, self._decays, strict=False):
-                copy_gradient(parameter, gradient, decay)
+        if self._tensors.sends:
+            with torch.no_grad():
+                gathered = zip(self._trained.values(), self._tensors.gradients, self._decays, strict=True)
+                for parameter, gradient, decay in gathered:
+                    copy_gradient(parameter, gradient, decay)
         return self._tensors.written(loss)
 
     def _load(self) -> None:

@@ -200,7 +200,7 @@ class RankSession:
         return None if told is None else Answer(self.own.theta, **told)
 
     def _outcome(self, work: Callable[[], Any]) -> dict[str, Any]:
-        """What all ranks are told of rank 0's work."""
+        """The message that tells all ranks how rank 0's work ended."""
         told: dict[str, Any]
         try:
             result = work()
@@ -295,13 +295,14 @@ class RankTensors(SessionTensors):
     def __init__(self, session: RankSession, trained: Mapping[str, Tensor]) -> None:
         super().__init__(session.own, trained)
         self._ranks = session.ranks
+        self.sends = session.ranks.leads
 
     def bind(self) -> None:
-        if self._ranks.leads:
+        if self.sends:
             super().bind()
 
     def load(self) -> None:
-        if self._ranks.leads:
+        if self.sends:
             super().load()
         self._ranks.share(self._parameters)
 

@@ -24,7 +24,10 @@ class SessionTensors:
     Attributes:
         gradients: Over the buffer for the next commit.
         thetas: Over θ as last received.
+        sends: Whether this process sends commits; of several ranks that are one worker, rank 0 alone does.
     """
+
+    sends = True
 
     def __init__(self, session: Session, trained: Mapping[str, Tensor]) -> None:
         self._session = session
