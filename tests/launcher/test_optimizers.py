@@ -10,7 +10,7 @@ from launcher.train_helpers import TRAINING_SAMPLES, Launch, last_state, read_js
 
 pytestmark = pytest.mark.long
 
-ADAMW = ("--optimizer", "adamw:beta2=0.99", "--learning-rate", "0.003")
+ADAMW = ("--optimizer", "adamw:beta2=0.99", "--learning-rate", "0.001")
 
 OWN_TASK = """
 import torch
@@ -19,7 +19,7 @@ from gem_worker.tasks.digits import Digits
 
 class WithAdam(Digits):
     def optimizer(self, model):
-        return torch.optim.NAdam(model.parameters(), lr=0.003)
+        return torch.optim.NAdam(model.parameters(), lr=0.001)  # at 0.003 it leaps now and then, alone too
 """
 
 
