@@ -158,7 +158,7 @@ def last_state(run: Path, servers_folder: str = "") -> dict[str, Any]:
 def settled_accuracy(run: Path) -> float:
     """The median accuracy in the second half of a run. At a constant rate, the steps of Adam and its kin leap now and then, in
     plain PyTorch too: the last evaluation may fall on such a leap (0.89 among values of 0.97)."""
-    scores = {score["version"]: score["accuracy"] for score in read_json(run / "evaluations.json")}
+    scores = {score["version"]: score["accuracy"] for score in json.loads((run / "evaluations.json").read_text())}
     return median(accuracy for version, accuracy in scores.items() if 2 * version >= max(scores))
 
 
