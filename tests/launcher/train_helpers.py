@@ -159,7 +159,7 @@ def settled_accuracy(run: Path) -> float:
     """The median accuracy in the second half of a run. At a constant rate, the steps of Adam and its kin leap now and then, in
     plain PyTorch too: the last evaluation may fall on such a leap (0.89 among values of 0.97)."""
     scores = {score["version"]: score["accuracy"] for score in json.loads((run / "evaluations.json").read_text())}
-    return median(accuracy for version, accuracy in scores.items() if 2 * version >= max(scores))
+    return float(median(accuracy for version, accuracy in scores.items() if 2 * version >= max(scores)))
 
 
 def commits(run: Path) -> list[dict[str, str]]:
