@@ -12,6 +12,7 @@ import click
 
 from benchmarks import tuning
 from benchmarks.finals import __main__ as finals
+from benchmarks.gpu import page as gpu
 from benchmarks.lib.style import save
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.paper.pictures import PICTURES, draw_figure
@@ -39,6 +40,7 @@ def _soak() -> None:
 FIGURES: dict[str, Callable[[], object]] = {
     **{each.RESULTS.name: partial(each.draw, each.RESULTS) for each in (finals, many_workers, unequal_data, tuning)},
     "paper": _paper,
+    "gpu": partial(gpu.draw, gpu.RESULTS),
     "throughput": lambda: save(peers.figure(stored(RESULTS / "throughput.json")), DOCS / "images/throughput.png"),
     "soak": _soak,
 }

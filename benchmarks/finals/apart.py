@@ -72,6 +72,11 @@ class Rule:
     whole: bool = True
     common: bool = False
     schedule: str = "cosine"
+    commit = staticmethod(_commit)
+
+    def begin(self, theta: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+        """A copy of θ; zeros for m, v and the last step."""
+        return theta.copy(), np.zeros_like(theta), np.zeros_like(theta), np.zeros_like(theta)
 
     def train(
         self, theta: Vector, events: Iterable[Event], workers: int, gradient: Gradient, look: Callable[[float, Vector], bool]
@@ -80,7 +85,7 @@ class Rule:
         events = list(events)
         total = sum(event.size for event in events) / SIZES
         factor = cosine if self.schedule == "cosine" else constant
-        m, v, last, theta = np.zeros_like(theta), np.zeros_like(theta), np.zeros_like(theta), theta.copy()
+        theta, m, v, last = self.begin(theta)
         points: dict[int, Vector] = {}
         computing: set[int] = set()
         bases, own, stale = [0.0] * workers, [0.0] * workers, [0.0] * workers  # in weights
@@ -94,7 +99,7 @@ class Rule:
                 known = age / (age + 1)
                 reach = self.reach_held if event.held else self.reach
                 tau = common_tau if self.common and event.held else stale[worker]
-                points[worker] = theta + F(reach * tau * known) * last
+                points[worker] = theta + last * float(F(reach * tau * known))
                 bases[worker] = done
                 continue
             if look(event.time, theta):
@@ -113,7 +118,7 @@ class Rule:
             room = 1 + (full - 1) * age / (age + self.growth) if self.growth else full
             betas = F(b1), F(1 - b1), F(b2), F(1 - b2), F(1 / (1 - left1)), F(1 / (1 - left2))
             numbers = F(n), F(eta), F(DECAY), F(room), F(weight), self.bound, self.whole
-            _commit(theta, points[worker], g, m, v, last, *betas, *numbers)
+            self.commit(theta, points[worker], g, m, v, last, *betas, *numbers)
             done += weight
             own[worker] = done
         return theta

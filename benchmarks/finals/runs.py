@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from gem_api.layout import Vector
 
@@ -119,6 +118,10 @@ class Trainee(VectorModel):
         """The held-out loss."""
         return self._problem.score(self.at(theta))
 
+    def accuracy(self, theta: Vector) -> float | None:
+        """The share of right answers on held-out data, if that is asked for."""
+        return self._problem.accuracy(self.at(theta))
+
 
 @lru_cache
 def problem_of(model: str, data: Path | None) -> Problem:
@@ -127,21 +130,30 @@ def problem_of(model: str, data: Path | None) -> Problem:
 
 def make(run: Run, data: Path | None) -> Outcome:
     """Makes a run."""
-    given, problem = settings_of(run), problem_of(run.model, data)
-    trainee, profile, limit = Trainee(problem, run.seed), KINDS[run.profile], limit_of(run)
+    return train(run, Trainee(problem_of(run.model, data), run.seed), apart.Rule, together.Synchronous)
+
+
+def train(run: Run, trainee: Any, rule: Callable[..., apart.Rule], rounds: Callable[..., together.Synchronous]) -> Outcome:
+    """Makes a run.
+
+    Args:
+        trainee: A `Trainee`, or what has the same methods and other vectors.
+        rule, rounds: What trains such vectors.
+    """
+    given, profile, limit = settings_of(run), KINDS[run.profile], limit_of(run)
     every, next_look, lost = limit / 20, [limit / 20], [False]
 
     def look(time: float, theta: Vector) -> bool:
         if time < next_look[0]:
             return lost[0]
         next_look[0] = time + every
-        lost[0] = not np.isfinite(theta).all() or not trainee.score(theta) < DIVERGED
+        lost[0] = not trainee.score(theta) < DIVERGED  # NaN is not
         return lost[0]
 
     if run.method == "ours":
         policy = take_policy(given)
         events = Clock(profile, run.workers, run.seed, policy, limit).events()
-        theta = apart.Rule(**given).train(trainee.theta, events, run.workers, trainee.gradient, look)
+        theta = rule(**given).train(trainee.theta, events, run.workers, trainee.gradient, look)
         gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)
     else:
         team = take_team(given)
@@ -149,11 +161,11 @@ def make(run: Run, data: Path | None) -> Outcome:
             team, profile, run.workers, run.seed, run.rounds * run.workers if team.kind == "alone" else limit
         )
         if run.method == "rounds":
-            theta = together.Synchronous(**given).train(trainee.theta, done, trainee.joint, look)
+            theta = rounds(**given).train(trainee.theta, done, trainee.joint, look)
         else:
             theta = together.LocalSteps(**given).train(trainee.theta, done, trainee.gradient, look)
         gradients, commits = sum(size for one in done for _, _, size in one.parts) * team.steps / SIZES, len(done)
-    loss, right = math.inf if lost[0] else trainee.score(theta), problem.accuracy(trainee.at(theta))
+    loss, right = math.inf if lost[0] else trainee.score(theta), trainee.accuracy(theta)
     return Outcome(plain(loss, 5), right, plain(limit, 5) or 0.0, plain(gradients, 6) or 0.0, commits)
 
 
