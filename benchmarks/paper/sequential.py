@@ -71,7 +71,7 @@ def score(task: Task, model: nn.Module, data: Any = None) -> tuple[float, float]
     loss = correct = samples = 0.0
     for batch in DataLoader(task.test_data() if data is None else data, batch_size=_TEST_BATCH):
         loss += float(task.loss(model, batch)) * len(batch[0])
-        correct += task.correct(model, batch) or 0
+        correct += int(task.correct(model, batch) or 0)
         samples += len(batch[0])
     model.train()
     return loss / samples, correct / samples

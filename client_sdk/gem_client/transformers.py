@@ -52,6 +52,8 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
     and ends. `max_steps` and callbacks such as EarlyStoppingCallback make this worker leave earlier; it then keeps the θ of its
     last commit. A positive `max_steps` also sets the schedule, as without a server.
 
+    **fp16.** A step that the trainer's GradScaler leaves out, because a gradient overflowed, leaves its batches out of the run.
+
     **The session** joins the run in `train`, and is closed when that ends, also by an exception or Ctrl-C.
 
     Args:
@@ -62,7 +64,7 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
         kwargs: The trainer's keyword arguments.
 
     Raises:
-        InvalidRequest: The trainer has a setting that can't work: fp16, several processes, several GPUs, DeepSpeed, FSDP, or
+        InvalidRequest: The trainer has a setting that can't work: several processes, several GPUs, DeepSpeed, FSDP, or
             `auto_find_batch_size`.
     """
 
@@ -150,8 +152,6 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
         return loss
 
     def _require_supported(self) -> None:
-        if self.accelerator.mixed_precision == "fp16":
-            raise InvalidRequest("fp16 is not available: the trainer's GradScaler leaves out steps. Use bf16=True")
         if self.accelerator.distributed_type != "NO":
             raise InvalidRequest(
                 "each worker is a process of its own, without torchrun, DeepSpeed and FSDP: start the script once for each "
@@ -187,13 +187,23 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
             position = max(self.lr_scheduler.last_epoch, self._session.version * settings.local_steps - 1)
             self.lr_scheduler.last_epoch = min(position, self.args.max_steps - 1)
 
+    def _skip_if_overflowed(self) -> None:
+        """Leaves out the batches for which the trainer's GradScaler has just made no step."""
+        assert self._gem_optimizer is not None
+        if self.accelerator.optimizer_step_was_skipped and (left := self._session.batches_in_hand):
+            self._gem_optimizer.skip(left)
+
     def _end_pass(self, stopping: bool) -> bool:
         """Commits the batches of an incomplete accumulation, clipped as the trainer clips. If the run is complete, loads its
         final θ and returns True. A trainer that is `stopping` does not wait for that."""
         assert self._gem_optimizer is not None
-        if self.args.max_grad_norm > 0:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         accumulated = self._session.batches_in_hand
+        if accumulated and self.args.max_grad_norm > 0:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+        if accumulated and self.accelerator.scaler is not None:  # `finish` leaves scaled gradients out
+            self.accelerator.gradient_state._set_sync_gradients(True)
+            self.optimizer.step()
+            self._skip_if_overflowed()
         self._gem_optimizer.finish()
         self.state.global_step += self._session.batches_in_hand < accumulated  # by which the trainer divides the sum of losses
         self.model.zero_grad()
@@ -216,6 +226,7 @@ class _RunCallback(TrainerCallback):  # type: ignore[misc]
             state.max_steps = max(state.max_steps, state.global_step + 2)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._skip_if_overflowed()
         self._trainer._follow_run()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -120,6 +120,17 @@ def test_a_norm_in_pieces_is_the_norm_of_the_whole(size: int) -> None:
     assert norm.value == pytest.approx(np.linalg.norm(values.astype(np.float64)), rel=1e-12)
 
 
+def test_a_norm_does_not_depend_on_the_order_of_its_pieces() -> None:
+    """Several threads add them."""
+    norms = []
+    pieces = np.random.default_rng(0).standard_normal((40, 100)).astype(np.float32)
+    for order in (slice(None), slice(None, None, -1), np.random.default_rng(1).permutation(40)):
+        norms.append(GradientNorm())
+        for piece in pieces[order]:
+            norms[-1].add(piece)
+    assert norms[0].value == norms[1].value == norms[2].value
+
+
 @pytest.mark.parametrize("value", [1e30, 1e-30])
 def test_a_norm_neither_overflows_nor_vanishes_where_float32_squares_would(value: float) -> None:
     norm = GradientNorm()

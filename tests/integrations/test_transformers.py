@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import gem_client
 import numpy as np
 import pytest
@@ -205,6 +206,74 @@ def test_bf16_trains(tmp_path: Path) -> None:
         assert torch.isfinite(flat(model)).all()
 
 
+class Half(accelerate.Accelerator):  # type: ignore[misc]
+    """What Accelerate makes for fp16 on a GPU, on the CPU."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.native_amp, self.scaler = True, torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+def in_half_precision(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("transformers.trainer.Accelerator", Half)
+    patch.setattr("accelerate.state.AcceleratorState.mixed_precision", "fp16")
+
+
+class Overflowing(Model):
+    """Has the loss of some training steps overflow; notes in which precision it computed."""
+
+    def __init__(self, steps: tuple[int, ...]) -> None:
+        super().__init__()
+        self._steps, self.dtypes = steps, set[torch.dtype]()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        step, out = len(self.losses), super().forward(inputs, labels)
+        self.dtypes.add(self.network[0](inputs).dtype)
+        return {**out, "loss": out["loss"] * (float("inf") if self.training and step in self._steps else 1.0)}
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.0])
+@pytest.mark.parametrize(
+    ("batches", "overflowing", "commits", "skipped"),
+    # Two epochs of 12 batches. In steps of 5 the last of each has 2; one in steps of 24 is never complete.
+    [(1, (2, 7), 22, 2), (5, (2,), 5, 5), (5, (11,), 5, 2), (24, (), 2, 0)],
+    ids=["single batches", "accumulated", "at the end of an epoch", "no whole step"],
+)
+def test_steps_that_a_grad_scaler_leaves_out_are_skipped_and_the_run_completes(
+    batches: int,
+    overflowing: tuple[int, ...],
+    commits: int,
+    skipped: int,
+    clip: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_half_precision(monkeypatch)
+    data, model = Sums(True), Overflowing(overflowing)
+    settings: dict[str, Any] = {"gradient_accumulation_steps": batches, "max_grad_norm": clip}
+    with serving(config(RUN)) as live, worker(live, tmp_path, model, data, **settings) as (session, trainer):
+        trainer.train()
+        assert_trained_once_an_epoch(live, data)
+        assert (version(live), session.skipped) == (commits, skipped)
+    assert model.dtypes == {torch.float16}
+    assert torch.isfinite(flat(model)).all()
+
+
+def test_fp16_does_about_what_fp32_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the end of an epoch, where an accumulation is cut short: no gradient keeps the scaler's factor."""
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 5, "optim": "sgd", "learning_rate": 0.1}
+    trained = []
+    for half in (False, True):
+        with monkeypatch.context() as patch, serving(config(RUN)) as live:
+            if half:
+                in_half_precision(patch)
+            model = Model()
+            with worker(live, tmp_path, model, **settings) as (_, trainer):
+                trainer.train()
+            trained.append(flat(model))
+    torch.testing.assert_close(trained[1], trained[0], rtol=0.02, atol=2e-3)
+
+
 def test_the_last_evaluation_and_what_is_saved_are_of_the_final_theta(tmp_path: Path) -> None:
     data, model = Sums(True), Model()
     saving = {"eval_strategy": "steps", "eval_steps": 10, "save_strategy": "steps", "save_steps": 100}
@@ -286,17 +355,9 @@ def test_what_cannot_work_is_refused(live: Live, tmp_path: Path, arguments: dict
         trainer.train(resume_from_checkpoint=resume)
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "words"),
-    [({"mixed_precision": "fp16"}, "fp16 is not available"), ({"distributed_type": "MULTI_GPU"}, "without torchrun")],
-)
-def test_an_accelerator_that_cannot_work_is_refused(
-    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: dict[str, str], words: str
-) -> None:
-    """Neither exists on a machine with one CPU."""
-    for name, value in accelerator.items():
-        monkeypatch.setattr(f"accelerate.Accelerator.{name}", value)
-    with pytest.raises(InvalidRequest, match=words), worker(live, tmp_path, Model()):
+def test_several_ranks_are_refused(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.distributed_type", "MULTI_GPU")
+    with pytest.raises(InvalidRequest, match="without torchrun"), worker(live, tmp_path, Model()):
         pass
 
 

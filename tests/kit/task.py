@@ -33,7 +33,7 @@ class Line:
         inputs, targets = batch
         return nn.functional.mse_loss(model(inputs), targets)
 
-    def correct(self, model: nn.Module, batch: Any) -> int | None:
+    def correct(self, model: nn.Module, batch: Any) -> int | Tensor | None:
         return None
 
 

@@ -162,8 +162,9 @@ def test_a_lane_that_is_stopped_before_it_holds_the_lock_again_does_not_take_its
     lock = threading.Lock()
     turn: Any = Future()
     turn.set_result("turn")
+    checks: Any = None  # waits for nothing
     with lock, pytest.raises(PeerLeft):
-        next(_Lane(stoppable, None, NewerCallFirst(lock)).wait(turn))
+        next(_Lane(stoppable, None, checks, NewerCallFirst(lock)).wait(turn))
 
 
 @pytest.mark.parametrize("is_difference", [False, True], ids=["whole", "difference"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.host_limits import cores
+from gem_api.process.host_limits import apply_threads
 from gem_api.process.options import as_environment, expanded
 from gem_api.process.settings import settings_of
 from gem_api.ranges import WHOLE, Range
@@ -425,7 +425,7 @@ def test_servers_share_the_cores_and_the_memory_which_one_has_alone(tmp_path: Pa
     assert alone["checkpoint_dir"] == tmp_path / "checkpoints"
     for each in command_lines(tmp_path, servers=3):
         assert each["memory_limit"] == alone["memory_limit"] // 3
-        assert each["apply_threads"] == max(1, min(8, cores() // 3))
+        assert each["apply_threads"] == apply_threads(3)
 
 
 def test_free_ports_differ() -> None:

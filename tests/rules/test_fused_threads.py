@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gem_api.layout import Layout, Vector
+from gem_api.process.host_limits import MAX_APPLY_THREADS, apply_threads
 from gem_server.rules import PiStatistics, make_rule
 from gem_server.rules.fused import BLOCK
-from gem_server.rules.threads import MAX_THREADS, Threads
+from gem_server.rules.threads import Threads
 from kit.core import bits
 from rules.passes import Run
 
@@ -106,8 +107,9 @@ def test_a_part_is_large_enough_to_be_worth_a_thread() -> None:
 
 
 def test_there_are_as_many_threads_as_cores_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem_server.rules.threads.cores", lambda: 3)
+    monkeypatch.setattr("gem_api.process.host_limits.cores", lambda: 3)
     assert Threads().count == 3
     assert Threads(5).count == 5
-    monkeypatch.setattr("gem_server.rules.threads.cores", lambda: 100)
-    assert Threads().count == MAX_THREADS
+    monkeypatch.setattr("gem_api.process.host_limits.cores", lambda: 100)
+    assert Threads().count == MAX_APPLY_THREADS
+    assert [apply_threads(servers) for servers in (7, 100, 101)] == [14, 1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, namedtuple
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_client import Retry, connect
+from gem_client import Retry, Session, connect
 from gem_worker import device as device_module
 from gem_worker.compute_gate import ComputeGate
 from gem_worker.device import CPU, devices, moved
@@ -31,12 +32,13 @@ from gem_worker.process.step_limits import StepLimits
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks.digits import Digits
-from kit.accelerator import WAITS, Accelerator
-from kit.server import config, serving
+from kit.accelerator import TO_DEVICE, TO_HOST, WAITS, Accelerator
+from kit.server import Live, config, serving
 from kit.settings import configured
 from kit.task import SAMPLES, Line
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 NOBODY = "127.0.0.1:1"
 META = torch.device("meta")  # PyTorch's device without memory: tensors can be moved there, but hold nothing
@@ -223,10 +225,6 @@ class Looking(Line):
         weight: Tensor = next(model.parameters())
         return (weight**2).sum()
 
-    def correct(self, model: nn.Module, batch: Any) -> int | None:
-        self.seen |= {tensor.device for tensor in batch}
-        return 0
-
 
 def test_a_worker_moves_its_model_and_its_batches() -> None:
     task = Looking()
@@ -238,13 +236,36 @@ def test_a_worker_moves_its_model_and_its_batches() -> None:
     assert task.seen == {META}
 
 
-def test_an_evaluator_moves_its_model_and_its_batches() -> None:
-    task = Looking()
-    layout = Layout.of([("weight", (1, 1)), ("bias", (1,))])
-    theta = layout.pack({"weight": [[2.0]], "bias": [0.0]}, torch.zeros(2).numpy())
-    assert Evaluator(task, META).score(1, layout, theta).loss == 4.0
-    assert [model.moved_to for model in task.made] == [META]
-    assert task.seen == {META}
+class Counting(Line):
+    """What is nearer than 1 counts as right. Notes the devices of models and batches. Its loss has this dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.inputs = torch.linspace(-1, 1, 1100)[:, None]  # three batches
+        self.seen: set[torch.device] = set()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.seen |= {tensor.device for tensor in (*batch, *model.parameters())}
+        return super().loss(model, batch).to(self.dtype)
+
+    def correct(self, model: nn.Module, batch: Any) -> Tensor:
+        near: Tensor = (model(batch[0]) - batch[1]).abs() < 1
+        return near.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # the latter does not hold each whole number up to 500
+def test_an_evaluator_moves_theta_at_once_and_waits_once_for_each_batch(accelerator: Accelerator, dtype: torch.dtype) -> None:
+    task, layout = Counting(dtype), Layout.of([("weight", (1, 1)), ("bias", (1,))])
+    theta = torch.tensor([2.5, -1.5]).numpy()
+    evaluator = Evaluator(task, accelerator.device)
+    accelerator.counts.clear()
+    score = evaluator.score(1, layout, theta)
+    assert score.loss == pytest.approx(float(((task.inputs - 1) ** 2 / 4).mean()), rel=1e-2)
+    assert score.accuracy == 1099 / 1100
+    assert task.seen == {accelerator.device}
+    # Each batch has two tensors. Their copies wait, as the memory is not page-locked.
+    assert accelerator.counts == {TO_DEVICE: 1 + 3 * 2, TO_HOST: 3, WAITS: 1 + 3 * (2 + 1)}
 
 
 @pytest.mark.parametrize(("device", "pins"), [("cuda:1", True), ("xpu:0", True), ("mps:0", False), ("meta", False)])
@@ -306,6 +327,80 @@ def test_a_worker_keeps_its_turn_until_the_device_has_computed_the_gradient(acce
             device=accelerator.device,
         )
     assert gate.busy == {False: SAMPLES / 8}
+
+
+class Read(TensorDataset):
+    """The line, with noise. Notes for each batch how many commits its worker had made when it read it, and its samples."""
+
+    def __init__(self) -> None:
+        super().__init__(*Line().training_data().tensors)
+        self.session: Session
+        self.commits: list[int] = []
+        self.samples: Counter[int] = Counter()
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.commits.append(self.session.steps_done)
+        self.samples.update(indices)
+        return [(inputs + 0.1 * torch.randn(1), targets) for inputs, targets in map(self.__getitem__, indices)]
+
+
+class Reading(Line):
+    """Learns the line with dropout. Fails in the step `fails`, from 0, if that is given."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        super().__init__()
+        self.read, self.steps, self._fails = Read(), 0, fails
+        self.in_hand: set[int] = set()
+
+    def training_data(self) -> Read:
+        return self.read
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if self.steps == self._fails:
+            raise ZeroDivisionError
+        self.steps += 1
+        self.in_hand.add(self.read.session.batches_in_hand)
+        return super().loss(model, batch)
+
+
+def trained(live: Live, task: Reading, device: torch.device, name: str = "worker", **more: Any) -> Tensor:
+    """θ after a worker of that name has trained until the run is complete, or its task has failed."""
+    with suppress(ZeroDivisionError), connect(live.address, name=name) as task.read.session:
+        train(task, task.read.session, live.core.settings, WorkerMetrics(CollectorRegistry()), device=device, **more)
+    return torch.from_numpy(live.on_loop(lambda: live.core.central.theta.copy()))
+
+
+@pytest.mark.parametrize(("local_steps", "overlap"), [(1, False), (3, False), (1, True)])
+def test_a_worker_alone_on_its_device_reads_while_that_computes_and_learns_the_same(
+    accelerator: Accelerator, local_steps: int, overlap: bool
+) -> None:
+    """To the bit, though the data and the model draw random numbers from one generator."""
+    rule = "downpour" if local_steps == 1 else "agn"
+    settings = Hyperparameters(rule=rule, epochs=2, batch_size=8, shard_size=16, local_steps=local_steps)
+    thetas, steps = [], 2 * SAMPLES // 8
+    for device in (CPU, accelerator.device):
+        task = Reading()
+        with serving(config(settings)) as live:
+            thetas.append(trained(live, task, device, overlap=overlap))
+            assert live.on_loop(lambda: live.core.samples_committed) == 2 * SAMPLES
+        assert set(task.read.samples.values()) == {2}
+        assert task.in_hand == {1}  # what is only read does not count
+        if local_steps == 1 and not overlap:
+            assert task.read.commits == (list(range(steps)) if device == CPU else [0, *range(steps - 1)])
+    assert torch.equal(*thetas)
+
+
+def test_a_batch_that_a_lost_worker_had_read_ahead_goes_to_another(accelerator: Accelerator) -> None:
+    lost, other = Reading(fails=3), Reading()
+    with serving(config(Hyperparameters(rule="downpour", epochs=1, batch_size=8, shard_size=32))) as live:
+        trained(live, lost, accelerator.device, "lost")
+        assert (lost.steps, len(lost.read.commits)) == (3, 4)
+        trained(live, other, accelerator.device, "other")
+        assert live.on_loop(lambda: live.core.complete)
+        assert live.on_loop(lambda: live.core.ledger.samples_completed) == SAMPLES
 
 
 def test_a_worker_alone_on_its_device_waits_for_commits_alone(

@@ -11,6 +11,8 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _DEFAULT_SHARE = 0.8
+# A core moves 10 to 15 GB/s, and 16 of them about what a socket's memory gives; more would wait for it.
+MAX_APPLY_THREADS = 16
 
 
 def default_limit() -> int:
@@ -30,6 +32,11 @@ def cores() -> int:
         if _number(quota) and _number(period):
             count = min(count, math.ceil(_number(quota) / _number(period)))
     return max(1, count)
+
+
+def apply_threads(servers: int = 1) -> int:
+    """The threads that apply a commit of a large model, if this many servers share the machine."""
+    return max(1, min(MAX_APPLY_THREADS, cores() // servers))
 
 
 def _texts(controller: str, name: str, first_version: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import click
 
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, flag
-from gem_api.process.host_limits import default_limit
+from gem_api.process.host_limits import MAX_APPLY_THREADS, default_limit
 from gem_api.process.option_types import (
     ADDRESSES,
     FILE,
@@ -156,7 +156,7 @@ class ServerSettings:
         handed_over=True,
         help="Memory that the model and the workers may take, for example 8G; 0: no limit.")
     apply_threads: int = server_field(Whole(0), 0, handed_over=True,
-        help="Threads that apply a commit of a large model; 0: one for each core, at most 8.")
+        help=f"Threads that check and apply a commit of a large model; 0: one for each core, at most {MAX_APPLY_THREADS}.")
     lease_seconds: float = server_field(Number(1, 3600), 15.0, commands=("server", "train"), handed_over=True,
         help="How long a worker may be silent before its lease ends, in seconds.")
     # fmt: on

@@ -22,19 +22,21 @@ MIN_NORMS = 20  # nothing is rejected before this many norms: a run's first norm
 
 
 class GradientNorm:
-    """‖g‖₂ of a gradient that arrives in pieces, each finite, summed in float64: float32 would overflow from 1.8e19 on."""
+    """‖g‖₂ of a gradient that arrives in pieces, each finite, summed in float64: float32 would overflow from 1.8e19 on.
+
+    The order of the pieces does not matter, and several threads may add some: the sum of their sums is exact."""
 
     def __init__(self) -> None:
-        self._squares = 0.0
+        self._squares: list[float] = []
 
     def add(self, piece: Vector) -> None:
         """Adds one piece (float32, shape (n,))."""
-        self._squares += sum_of_squares(piece)
+        self._squares.append(sum_of_squares(piece))
 
     @property
     def value(self) -> float:
         """The norm of all pieces so far."""
-        return math.sqrt(self._squares)
+        return math.sqrt(math.fsum(self._squares))
 
 
 class NormHistory:

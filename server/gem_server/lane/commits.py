@@ -10,7 +10,7 @@ from types import coroutine
 from typing import Any
 
 import numpy as np
-from gem_api.errors import GemError, IncompleteTransfer, InvalidRequest, Overloaded, PermissionDenied
+from gem_api.errors import GemError, IncompleteTransfer, InvalidRequest, NonFiniteGradient, Overloaded, PermissionDenied
 from gem_api.lane import MAX_HEADER_BYTES, Kind, error_message, opening
 from gem_api.layout import Vector
 from gem_api.region import Region
@@ -23,6 +23,7 @@ from gem_server.event_loop import Lent
 from gem_server.intake.calls import Call, PeerLeft
 from gem_server.intake.commit_exchange import Carrier, CommitExchange
 from gem_server.intake.intake import Intake
+from gem_server.lane.checks import Checks
 from gem_server.lane.connection import TURN_BYTES, Connection, Waits
 from gem_server.lane.pending_connections import PendingConnections
 from gem_server.lane.reactor import Steps, Wait
@@ -60,6 +61,7 @@ class LaneServicer:
         lock: The event loop's, which guards the core.
         redeem: Returns what a token stands for, once. Raises InvalidRequest if it is unknown.
         regions: The memory shared with workers on this machine.
+        checks: Checks large gradients there.
         pending: The connections that are not authenticated yet.
     """
 
@@ -67,6 +69,7 @@ class LaneServicer:
     lock: threading.Lock
     redeem: Callable[[bytes], Ticket]
     regions: Regions
+    checks: Checks
     pending: PendingConnections
 
     def serve(self, connection: Connection) -> Steps:
@@ -94,7 +97,7 @@ class LaneServicer:
             yield from connection.handshake()
             call.transport, call.nearby = connection.transport, connection.nearby
             lease_id = yield from self._open(call, connection)
-            carrier = _Lane(connection, call.region, Lent(self.lock))
+            carrier = _Lane(connection, call.region, self.checks, Lent(self.lock))
             while True:
                 yield from self._next(call, connection, lease_id, carrier)
         except PeerLeft:
@@ -159,6 +162,7 @@ class _Lane:
 
     connection: Connection
     region: Region | None
+    checks: Checks
     lent: Lent
 
     def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, Format]:
@@ -179,6 +183,12 @@ class _Lane:
 
     @coroutine
     def receive(self, format_: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Waits[None]:
+        # A gradient that is copied is not left to other threads: if the lane is stopped, another gradient may get the memory.
+        stays = self.region is not None and into is self.region.gradient
+        if stays and (checked := self.checks.begin(into, check)) is not None:
+            if why := (yield from self.wait(checked)):
+                raise NonFiniteGradient(why)
+            return
         with self.lent:
             if self.region is None:
                 yield from self.connection.receive(format_, into, check, kept)

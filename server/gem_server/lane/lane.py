@@ -11,6 +11,7 @@ from gem_api.process.host_limits import cores
 
 from gem_server.event_loop import running_loop
 from gem_server.intake.intake import DRAINING, Intake
+from gem_server.lane.checks import Checks
 from gem_server.lane.commits import LaneServicer
 from gem_server.lane.connection import Connection
 from gem_server.lane.listener import Listener
@@ -48,7 +49,8 @@ class Lane:
         self._intake = intake
         self._certificates = certificates
         self._pending = PendingConnections(clock)
-        self._servicer = LaneServicer(intake, loop.lock, listener.redeem, self.regions, self._pending)
+        self._checks = Checks(intake.core, loop)
+        self._servicer = LaneServicer(intake, loop.lock, listener.redeem, self.regions, self._checks, self._pending)
         self._failed: asyncio.Future[None] = loop.create_future()
         self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
         self._memory = Reactor(loop, clock, logger, MEMORY_THREADS, self._fail)
@@ -74,6 +76,7 @@ class Lane:
             self._intake.calls.end_unanswered(Draining(DRAINING))  # lanes that were opened late
         self._memory.close()
         self._network.close()
+        self._checks.close()
         with self._lock:
             self.regions.close()
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cached_property
 
-from gem_api.process.host_limits import cores
+from gem_api.process.host_limits import apply_threads
 
-MAX_THREADS = 8  # more are not faster: memory bandwidth is the limit
 MIN_PART_ELEMENTS = 1 << 20  # elements for each thread: starting its work costs tens of microseconds, more while Python is busy
 
 
@@ -16,13 +14,14 @@ class Threads:
     """Runs the parts of a pass in parallel: the caller works on one, the threads of a pool on the others.
 
     Args:
-        count: Maximum number of parts; 0 for the number of cores that this process may use, up to MAX_THREADS.
+        count: Maximum number of parts; 0 for one for each core that this process may use, up to MAX_APPLY_THREADS.
         least: Minimum number of elements in a part.
     """
 
     def __init__(self, count: int = 0, least: int = MIN_PART_ELEMENTS) -> None:
-        self.count = count or min(MAX_THREADS, cores())
+        self.count = count or apply_threads()
         self._least = least
+        self._pool = ThreadPoolExecutor(max(1, self.count - 1), "apply-part")  # it starts its threads when they have work
 
     def parts(self, size: int) -> int:
         """The number of parts for a pass over `size` elements."""
@@ -30,7 +29,7 @@ class Threads:
 
     def run(self, work: Callable[[int], None], parts: int) -> None:
         """Calls work(0) … work(parts - 1), which must release the GIL. Returns when all have returned; raises what one
-        raised."""
+        raised. Several threads may call it at once: they share the pool."""
         if parts == 1:
             work(0)  # without any overhead: small models commit thousands of times a second
             return
@@ -39,9 +38,5 @@ class Threads:
             work(0)
         finally:
             wait(others)
-        for other in others:
-            other.result()
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.count - 1, "apply-part")
+        while others:
+            others.pop().result()  # popped: an error would keep this frame, and so itself and all that the work holds

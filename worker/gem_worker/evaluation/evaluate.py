@@ -15,7 +15,7 @@ from gem_client import Admin, GemError, NotInitialized, Retry, Session, connect
 from gem_client.retry import logging_failures
 from gem_client.torch import update_statistics
 from gem_client.torch.parameters import plain_name
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
@@ -51,14 +51,15 @@ class Evaluator:
     def score(self, version: int, layout: Layout, theta: Vector) -> Score:
         """Evaluates θ (float32, shape (P,)). Raises LayoutMismatch if the run trains a different model."""
         use(self._device)
-        tensors = layout.split(theta)
+        whole: Any = torch.from_numpy(theta).to(self._device)  # one copy; it is split as an array is
+        tensors = layout.split(whole)
         expected = {name: tuple(parameter.shape) for name, parameter in self._parameters.items() if name in tensors}
-        if expected != {name: value.shape for name, value in tensors.items()}:
+        if expected != {name: tuple(value.shape) for name, value in tensors.items()}:
             if all(tensor.nameless for tensor in layout.tensors):
                 raise LayoutMismatch(f"the run's tensors have positions, not names. {NAME_TENSORS}")
             raise LayoutMismatch("the run trains a different model than this task's: use the same --task as the workers")
         for name, value in tensors.items():
-            self._parameters[name].copy_(torch.from_numpy(value))
+            self._parameters[name].copy_(torch.as_tensor(value))
         if self._normalised_on is not None:
             batches = (moved(batch, self._device) for batch in self._normalised_on)
             update_statistics(self._model, batches, lambda batch: self._task.loss(self._model, batch))
@@ -84,7 +85,7 @@ class Evaluator:
     def _score_batch(self, read: Any) -> tuple[int, float, int | None]:
         """Number of samples in a batch, the loss, and how many are classified correctly; None if the task does not say."""
         batch, size = moved(read, self._device), len(read[0])
-        loss, right = float(self._task.loss(self._model, batch)), self._task.correct(self._model, batch)
+        loss, right = _read_together(self._task.loss(self._model, batch), self._task.correct(self._model, batch))
         if right is None:
             return size, loss, None
         if not (float(right).is_integer() and 0 <= right <= size):
@@ -93,6 +94,15 @@ class Evaluator:
                 f"this batch, or None; not {right!r}"
             )
         return size, loss, int(right)
+
+
+def _read_together(loss: Any, right: Any) -> tuple[float, Any]:
+    """A batch's loss, and how many are right. Waits once for the device if both are there."""
+    if not (isinstance(loss, Tensor) and isinstance(right, Tensor)):
+        return float(loss), right
+    dtype = torch.promote_types(loss.dtype, torch.float32)  # which holds every count of a batch
+    first, second = torch.stack([loss.reshape(()).to(dtype), right.reshape(()).to(loss.device, dtype)]).cpu().tolist()
+    return first, second
 
 
 def _some_of(data: Any) -> DataLoader[Any]:

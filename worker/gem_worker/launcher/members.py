@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.host_limits import cores, default_limit
+from gem_api.process.host_limits import apply_threads, default_limit
 from gem_api.process.options import flags, handed_over, settings_without_flags
 from gem_api.process.progress import say
 from gem_api.ranges import Range
@@ -28,7 +28,6 @@ from gem_worker.launcher.run_folder import RunFolder
 _THIS_MACHINE = "127.0.0.1"
 _CHECKPOINT_SECONDS = 10
 _STOPPED_STATUS = 143  # of a worker after SIGTERM, as in shells: 128 plus the number of the signal
-_MAX_APPLY_THREADS = 8  # as gem-server's own default
 
 
 class Host(Protocol):
@@ -140,8 +139,7 @@ def _flags_of_range(held: Range, peers: list[str]) -> list[str]:
 
 def _share_of_machine(servers: int) -> dict[str, Any]:
     """The part of the machine's cores and memory that each of several servers may take."""
-    threads = min(_MAX_APPLY_THREADS, cores() // servers or 1)
-    return {"apply_threads": threads, "memory_limit": default_limit() // servers}
+    return {"apply_threads": apply_threads(servers), "memory_limit": default_limit() // servers}
 
 
 def _worker(folder: RunFolder, numbers: range, common: list[str]) -> tuple[str, Path, list[str]]:

@@ -18,9 +18,10 @@ _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in 
 class WorkerMetrics:
     """`gem_worker_step_seconds{phase}`, `gem_worker_loss` and `gem_worker_learning_rate`, in the given registry.
 
-    Phases: "data" (waiting for a batch), "compute" (forward and backward pass, and simulated compute time), "exchange" (sending
-    a commit and receiving θ). All workers of a process share one instance, from several threads: their times add up, and the
-    loss and the learning rate are those of the worker that finished a batch last.
+    Phases: "data" (waiting for a batch), "compute" (forward and backward pass, and simulated compute time; a worker alone on a
+    GPU reads the next batch meanwhile, which counts as data too), "exchange" (sending a commit and receiving θ). All workers of
+    a process share one instance, from several threads: their times add up, and the loss and the learning rate are those of the
+    worker that finished a batch last.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -13,6 +13,7 @@ from gem_api.process.tracing import each_in_a_span
 from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
 from gem_client.retry import logging_failures
 from gem_client.torch import Optimizer, ShardSampler
+from gem_client.torch.read_ahead import ReadAhead
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -67,7 +68,8 @@ def train(
 
     With `overlap`, the next gradient is computed while a commit is in progress. If the server rejects a gradient as too large,
     its batch is skipped. `limits` says when a gradient may be computed, and its minimum time. The model and the batches are
-    moved to `device`. `start` is one of `starts`, for one of several workers of the process.
+    moved to `device`. A worker that has it for itself reads the next batch while it computes. `start` is one of `starts`, for
+    one of several workers of the process.
 
     Raises:
         NonFiniteGradient: Training has diverged.
@@ -85,16 +87,20 @@ def train(
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
     loader = sampler.loader(pin_memory=pins(device))
     batches_differ = hyperparameters.batch_variation > 0 or hyperparameters.smallest_share < 1
+    has_device = device != CPU and limits.gate is None  # for itself
     # Reading a loss waits for its gradient: before another worker gets its turn, and before a commit; not between local steps.
-    reads_each = device == CPU or limits.gate is not None or session.batches_per_commit == 1
+    reads_each = not has_device or session.batches_per_commit == 1
     before = session.steps_done
     while not sampler.complete:  # a loader that runs ahead of the commits may end more than once
-        for batch in each_in_a_span("step", metrics.timing("data", loader)):
+        batches = ReadAhead(loader, partial(metrics.timing, "data"))
+        for batch in each_in_a_span("step", batches):
             share = sampler.samples_in_hand / hyperparameters.batch_size if batches_differ else 1.0
             with metrics.phase("compute"), limits.step(share):
                 optimizer.zero_grad()
                 loss = task.loss(model, moved(batch, device))
                 loss.backward()
+                if has_device:
+                    batches.read()  # while it computes
                 value = loss.item() if reads_each else loss.detach()
             with metrics.phase("exchange"):
                 last = optimizer.answer

@@ -43,8 +43,9 @@ class Task(Protocol):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The mean loss of a batch, as a scalar."""
 
-    def correct(self, model: nn.Module, batch: Any) -> int | None:
-        """The number of samples in a batch that the model classifies correctly; None if the task has no accuracy."""
+    def correct(self, model: nn.Module, batch: Any) -> int | Tensor | None:
+        """The number of samples in a batch that the model classifies correctly, as an int or a scalar (which a GPU need not be
+        waited for); None if the task has no accuracy."""
 
 
 def has_optimizer(task: Task) -> bool:

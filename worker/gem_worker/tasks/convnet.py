@@ -71,6 +71,7 @@ class Classification:
         images, labels = batch
         return functional.nll_loss(model(images), labels)
 
-    def correct(self, model: nn.Module, batch: Any) -> int:
+    def correct(self, model: nn.Module, batch: Any) -> Tensor:
         images, labels = batch
-        return int((model(images).argmax(1) == labels).sum())
+        right: Tensor = model(images).argmax(1) == labels
+        return right.sum()

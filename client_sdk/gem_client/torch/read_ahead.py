@@ -1,0 +1,42 @@
+"""Reads the next batch of a loader before the loop comes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gem_client.torch.sampler import Loader
+
+_END = object()
+
+
+class ReadAhead:
+    """A pass over a sampler's loader, for a loop that has time to read while its device computes.
+
+    The batches and their order are those of the loader, and the session is told which of them the loop has reached. If the
+    worker is lost, a batch that was only read goes to others.
+
+    Args:
+        loader: The sampler's.
+        reading: Gets the batches, and yields them: for example to time each.
+    """
+
+    def __init__(self, loader: Loader, reading: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> None:
+        self._shards = loader._shards
+        self._shards.loader_tells()
+        self._batches = reading(iter(loader._loader))
+        self._ahead: list[Any] = []  # the next one, or the end, if it was read
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.read()
+            batch = self._ahead.pop()
+            if batch is _END:
+                return
+            self._shards.deliver()
+            yield batch
+
+    def read(self) -> None:
+        """Reads the next batch, unless that was done."""
+        if not self._ahead:
+            self._ahead.append(next(self._batches, _END))
