@@ -11,6 +11,7 @@ from gem_client.arguments import require_connection, require_started
 from gem_client.retry import Retry
 from gem_client.run.link import Caller
 from gem_client.session import Session
+from gem_client.transport.channel import checked_address
 from gem_client.transport.connection import Connection
 from gem_client.transport.security import Security, Source, or_that_of_dry_run
 
@@ -62,7 +63,7 @@ def connect(
     """
     require_started()
     require_connection(name, retry, timeout)
-    address, security = or_that_of_dry_run(address, Security(token, tls_ca, tls_cert, tls_key))
+    address, security = or_that_of_dry_run(checked_address(address), Security(token, tls_ca, tls_cert, tls_key))
     caller = Caller(
         name=name or default_name(),
         connect=partial(Connection, timeout=timeout, security=security),

@@ -72,7 +72,8 @@ class GemCallback:
         self._stepping = self._finished = False
 
     def loader(self, dataset: Sized, batch_size: int | None = None, **settings: Any) -> Any:
-        """Returns the training batches, for `trainer.fit(module, ...)`. It has no length: other workers take some of them.
+        """Returns the training batches, for `trainer.fit(module, ...)`, or for the `train_dataloader` of a datamodule or module
+        to return. It has no length: other workers take some of them.
 
         Args:
             dataset: The training set, which must be the same for all workers.
@@ -89,10 +90,6 @@ class GemCallback:
         """Refuses what can't work."""
         if stage != "fit":
             return
-        if self._loader is None:
-            raise InvalidRequest(
-                "make the training batches with the callback's own loader: trainer.fit(module, gem.loader(dataset))"
-            )
         if trainer.world_size > 1:
             raise InvalidRequest(
                 f"each worker is a process of its own, not one of {trainer.world_size} ranks: use Trainer(devices=1), and "
@@ -145,7 +142,10 @@ class GemCallback:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuses batches that the server does not deal."""
         if trainer.train_dataloader is not self._loader:
-            raise InvalidRequest("train on the callback's own loader alone: trainer.fit(module, gem.loader(dataset))")
+            raise InvalidRequest(
+                "train on the callback's own loader alone: trainer.fit(module, gem.loader(dataset)); or have the "
+                "train_dataloader() of the datamodule return gem.loader(self.dataset)"
+            )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Has the trainer's epoch be the run's, also in a worker that came later, and schedules by epochs follow it."""

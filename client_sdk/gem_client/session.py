@@ -393,17 +393,19 @@ class Session:
         under_way, self._under_way = self._under_way, None
         return under_way.result() if under_way is not None else None
 
-    def shards(self, samples: int, batch_size: int | None = None) -> Shards:
+    def shards(self, samples: int, batch_size: int | None = None, fingerprint: bytes = b"") -> Shards:
         """Returns an iterator over batches of sample indices. Each commit then completes the batch that it was computed on.
 
         Args:
             samples: Number of samples in the training set.
             batch_size: Number of indices per batch. The default is the run's batch size.
+            fingerprint: Up to 32 bytes that identify the samples and their order, which must be the same for all workers;
+                empty if they are not known.
 
         Raises:
             InvalidRequest: The session has made such an iterator already, or has not joined.
         """
-        return self._shards.open(samples, batch_size)
+        return self._shards.open(samples, batch_size, fingerprint)
 
     def skip(self, batches: int = 1) -> None:
         """Leaves the last `batches` batches out of this epoch. Otherwise, an uncommitted batch comes again.

@@ -30,9 +30,9 @@ from gem_ctl.dry_run import FAILS, dry_run, show
 def doctor(script: Path | None, arguments: tuple[str, ...], seconds: float, settings: str) -> None:
     """Tries a training SCRIPT of PyTorch for three commits, and says what will not work with several workers, and what to do.
 
-    It starts a server that only the script can reach: all sessions of the script join that one, whatever address they name.
-    Your own run sees nothing of it. The script runs as it is, and what it writes it writes, but models that it saves. A loop
-    without ShardSampler is stopped after them. Exit status 1: something will not work.
+    It starts servers that only the script can reach, one for each address that the script names. Your own run sees nothing of
+    it. The script runs as it is, and what it writes it writes, but models that it saves. A loop without ShardSampler is stopped
+    after them. Exit status 1: something will not work.
 
     Without SCRIPT, it shows the settings of this machine's kernel that limit its network connections, which to change, and
     why. Run it on the server's machine and on those of workers; it needs no server. What a machine sends depends on its own

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,27 +18,33 @@ import click
 from gem_api.process.lifetime import LAUNCHER
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
-from gem_client.transport.security import DRY_RUN_SERVER
+from gem_client.transport.private_servers import FOLDER_VARIABLE, addresses, serve
 
 OK, LOOK, FAILS = "ok", "look at this", "will not work"  # as the script's process writes them
 _COLOURS = {OK: "green", LOOK: "yellow", FAILS: "red"}
+_POLL_SECONDS = 0.05
 _START_SECONDS = 120.0  # that a server, or the script's process, may take to begin; the first server compiles its update pass
 
 
 def dry_run(script: Path, arguments: tuple[str, ...], settings: str, seconds: float) -> list[tuple[str, str]]:
-    """Runs a script with a server that only it can reach, and returns what was found: a level, and what to do.
+    """Runs a script with servers that only it can reach, and returns what was found: a level, and what to do.
 
-    Raises click.ClickException if the server does not start."""
-    with TemporaryDirectory(prefix="gem-doctor-", ignore_cleanup_errors=True) as folder:
-        findings = Path(folder) / "findings.json"
-        with _server(Path(folder), settings) as admin:
-            commits = admin.status().hyperparameters.steps
-            _run_script([str(script), str(commits), str(seconds), folder, *arguments], f"unix:{folder}/server", seconds)
-            status = admin.status()
+    Raises click.ClickException if a server does not start."""
+    with TemporaryDirectory(prefix="gem-doctor-", ignore_cleanup_errors=True) as name, ExitStack() as servers:
+        folder = Path(name)
+        admins = [servers.enter_context(_server(folder, 0, settings))]  # before the script, in case settings are refused
+
+        def start_others() -> None:
+            while len(admins) < len(addresses(folder)):
+                admins.append(servers.enter_context(_server(folder, len(admins), settings)))
+
+        commits = admins[0].status().hyperparameters.steps
+        _run_script([str(script), str(commits), str(seconds), name, *arguments], folder, seconds, start_others)
+        runs = list(zip(addresses(folder) or [""], [admin.status() for admin in admins], strict=False))
         found = [(FAILS, "the script's process was killed, or ended by os._exit")]
-        if findings.exists():
+        if (findings := folder / "findings.json").exists():
             found = [(level, text) for level, text in json.loads(findings.read_text(encoding="utf-8"))]
-    return [*_of_server(status, commits, any(level == FAILS for level, _ in found)), *found]
+    return [*_of_servers(runs, commits, any(level == FAILS for level, _ in found)), *found]
 
 
 def show(found: list[tuple[str, str]]) -> None:
@@ -50,11 +56,12 @@ def show(found: list[tuple[str, str]]) -> None:
 
 
 @contextmanager
-def _server(folder: Path, settings: str) -> Iterator[Admin]:
-    """A server behind a socket in this folder, which does not outlive a `with` block; yields once it serves."""
-    address, log, deadline = f"unix:{folder}/server", folder / "server.log", time.monotonic() + _START_SECONDS
-    forced = [f"--listen={address}", "--metrics-listen=", f"--checkpoint-dir={folder}/checkpoints", "--durability=memory",
-              "--min-workers=1", "--epochs=0"]  # fmt: skip
+def _server(folder: Path, number: int, settings: str) -> Iterator[Admin]:
+    """The server for the N-th address that the script names, behind a socket in this folder. It does not outlive a `with`
+    block; yields once it serves."""
+    address, log, deadline = f"unix:{folder}/{number}", folder / f"{number}.log", time.monotonic() + _START_SECONDS
+    forced = [f"--listen={address}", "--metrics-listen=", f"--checkpoint-dir={folder}/checkpoints-{number}",
+              "--durability=memory", "--min-workers=1", "--epochs=0"]  # fmt: skip
     given = [each for each in shlex.split(settings) if each != "--until-stopped"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
     with log.open("wb") as output:
@@ -69,7 +76,8 @@ def _server(folder: Path, settings: str) -> Iterator[Admin]:
                     last = (log.read_text(errors="replace").splitlines() or ["it has not served in time"])[-1]
                     why = last.removeprefix("gem-server: ").removeprefix("Error: ")
                     raise click.ClickException(f"the dry run's server does not start: {why}")
-                time.sleep(0.05)
+                time.sleep(_POLL_SECONDS)
+            serve(folder, number, address)
             yield admin
     finally:
         server.kill()  # SIGTERM would have it write a checkpoint
@@ -83,15 +91,18 @@ def _serves(admin: Admin) -> bool:
         return False
 
 
-def _run_script(arguments: list[str], server: str, seconds: float) -> None:
-    """Runs a script to its end, its output dimmed. Its process stops it in time; leaves none behind in any case."""
-    environment = os.environ | {DRY_RUN_SERVER: server, LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+def _run_script(arguments: list[str], folder: Path, seconds: float, meanwhile: Callable[[], None]) -> None:
+    """Runs a script to its end, its output dimmed, and calls `meanwhile` again and again. Its process stops it in time; leaves
+    none behind in any case."""
+    environment = os.environ | {FOLDER_VARIABLE: str(folder), LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "gem_client.torch.dry_run", *arguments]
     click.echo(click.style("", dim=True, reset=False), nl=False)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
     try:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds + _START_SECONDS)
+        deadline = time.monotonic() + seconds + _START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            meanwhile()
+            time.sleep(_POLL_SECONDS)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -99,16 +110,22 @@ def _run_script(arguments: list[str], server: str, seconds: float) -> None:
         click.echo(click.style("", reset=True), nl=False)
 
 
-def _of_server(status: pb.GetStatusResponse, commits: int, failed: bool) -> Iterator[tuple[str, str]]:
-    """What the server saw; `failed`: the script failed, and may have ended early for that reason."""
-    if status.version:
-        loss = f", loss {status.training_loss:.4g}" if status.HasField("training_loss") else ""
-        yield OK, f"{status.version} commits{loss or ': step(loss=loss) shows the loss, too'}"
-    elif status.parameter_count and not failed:
-        yield FAILS, "a worker joined, but made no commit: make every step with the Optimizer's own step()"
-    elif not failed:
-        yield FAILS, "no worker joined: open a session with gem_client.connect, and make an Optimizer with it"
-    if 0 < status.version < commits and not failed:
-        yield LOOK, f"the loop ended after {status.version} of {commits} commits, before the run was over"
-    if status.nonfinite_losses:
-        yield LOOK, f"{status.nonfinite_losses} losses were NaN or infinite"
+def _of_servers(runs: Sequence[tuple[str, pb.GetStatusResponse]], commits: int, failed: bool) -> Iterator[tuple[str, str]]:
+    """What the servers saw, each with the address whose place it took; `failed`: the script failed, and may have ended early
+    for that reason."""
+    most = max(status.version for _, status in runs)
+    for address, status in runs:
+        where = f" at {address}" if len(runs) > 1 else ""
+        if status.version:
+            loss = f", loss {status.training_loss:.4g}" if status.HasField("training_loss") else ""
+            yield OK, f"{status.version} commits{where}{loss or ': step(loss=loss) shows the loss, too'}"
+        elif most and not failed:
+            yield LOOK, f"no commit{where}: if that model steps less often, try more: --settings '--steps {10 * commits}'"
+        elif status.parameter_count and not failed:
+            yield FAILS, f"a worker joined{where}, but made no commit: make every step with the Optimizer's own step()"
+        elif not failed:
+            yield FAILS, f"no worker joined{where}: open a session with gem_client.connect, and make an Optimizer with it"
+        if status.nonfinite_losses:
+            yield LOOK, f"{status.nonfinite_losses} losses{where} were NaN or infinite"
+    if 0 < most < commits and not failed:
+        yield LOOK, f"the loop ended after {most} of {commits} commits, before the run was over"

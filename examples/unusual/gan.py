@@ -45,6 +45,6 @@ with gem_client.connect("127.0.0.1:50051") as first, gem_client.connect("127.0.0
             of_generator.step(loss=loss_of_generator)
         of_discriminator.finish()
         radius = made.detach().norm(dim=1).mean()
-        print(f"epoch {epoch.number} loss {loss.item():.6f} {loss_of_generator.item():.6f} radius {radius:.3f}", flush=True)
+        print(f"epoch {epoch} loss {loss.item():.6f} {loss_of_generator.item():.6f} radius {radius:.3f}", flush=True)
     for optimizer in (of_discriminator, of_generator):  # every worker in the same order: each waits for the others
         optimizer.load_final()

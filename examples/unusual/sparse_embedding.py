@@ -36,5 +36,5 @@ with gem_client.connect("127.0.0.1:50051") as session:
             loss.backward()
             optimizer.step(loss=loss)
         optimizer.finish()
-        print(f"epoch {epoch.number} loss {loss.item():.6f}", flush=True)
+        print(f"epoch {epoch} loss {loss.item():.6f}", flush=True)
     optimizer.load_final()

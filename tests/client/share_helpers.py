@@ -33,7 +33,7 @@ class Member:
     def require_usable(self) -> None:
         pass
 
-    def lease_shard(self, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
+    def lease_shard(self, samples: int, holding: Collection[int], fingerprint: bytes) -> pb.LeaseShardResponse:
         lease_id = self.registration.lease_id
         self.ledger.release(lease_id, holding)
         shard = self.ledger.lease(lease_id, "a", samples)
@@ -41,6 +41,9 @@ class Member:
             return pb.LeaseShardResponse(complete=True) if shard.complete else pb.LeaseShardResponse(wait_seconds=0.0)
         indices = [int(index) + shard.epoch * samples for index in self.ledger.indices(shard)]
         return pb.LeaseShardResponse(shard=pb.Shard(shard_id=shard.shard_id, indices=indices))
+
+    def warn_of_missing_workers(self) -> None:
+        pass
 
     def complete_shard(self, lease_id: str, shard_id: int) -> None:
         self.ledger.complete(lease_id, shard_id)

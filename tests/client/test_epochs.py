@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
+from functools import partial
+from threading import Barrier
 
 import pytest
 import torch
 from client.sampler_helpers import SAMPLES, Numbers, run_to_its_end, settings
 from gem_client import InvalidRequest, connect
 from gem_client.torch import Optimizer, ShardSampler
-from kit.server import config, serving
+from kit.model import in_background
+from kit.server import DEADLINE, config, serving
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader
 
 EPOCHS = 4
 
@@ -126,3 +131,81 @@ def test_batches_that_never_get_a_step_end_the_loop_with_an_error() -> None:
 
         with pytest.raises(InvalidRequest, match="never got a step"):
             run_to_its_end(train)
+
+
+def test_an_epoch_is_its_number() -> None:
+    with serving(config(settings(epochs=2))) as live:
+        worker, seen = Worker(live.address), []
+        for epoch in worker.sampler.epochs():
+            seen.append((epoch + 1, f"{epoch:02d}", epoch == 1, type(epoch.number)))
+            for _ in epoch.loader():
+                worker.step()
+        assert seen == [(1, "00", False, int), (2, "01", True, int)]
+        with pytest.raises(InvalidRequest, match=r"save epoch\.number"):
+            pickle.dumps(epoch)
+        worker.session.close()
+
+
+def test_the_length_of_an_epoch_is_that_of_the_whole_one() -> None:
+    with serving(config(settings(epochs=2))) as live:
+        worker = Worker(live.address)
+        plain = DataLoader(Numbers(SAMPLES), batch_sampler=worker.sampler)
+        assert len(plain) == len(worker.sampler.loader()) == 14
+        for epoch in worker.sampler.epochs():
+            loader = epoch.loader()
+            assert (len(loader), len(plain), len(loader.dataset)) == (7, 7, SAMPLES)  # type: ignore[arg-type]
+            batches = 0
+            for _ in loader:
+                worker.step()
+                batches += 1
+            assert batches == 7
+        assert len(plain) == 14
+        worker.session.close()
+
+
+def test_what_follows_the_last_batch_has_the_final_theta_of_all_workers() -> None:
+    with serving(config(settings(epochs=EPOCHS))) as live:
+        final: dict[str, torch.Tensor] = {}
+        ends: list[str] = []
+        both_joined = Barrier(2, timeout=DEADLINE)
+
+        def train(name: str) -> None:
+            worker = Worker(live.address, name)
+            both_joined.wait()
+
+            def end() -> None:
+                worker.optimizer.load_final()
+                ends.append(name)
+
+            for epoch in worker.sampler.epochs(at_end=end):
+                for _ in epoch.loader():
+                    worker.step()
+                if not live.on_loop(lambda: len(live.core.leases.live)):
+                    assert (epoch, name in final) == (EPOCHS - 1, False)
+                    final[name] = worker.weight.detach().clone()
+                worker.optimizer.finish()
+            worker.session.close()
+
+        for each in [in_background(partial(train, name)) for name in "ab"]:
+            each.result(DEADLINE)
+        theta = torch.tensor(live.on_loop(lambda: live.core.central.theta.tolist()))
+        assert all(torch.equal(value, theta) for value in final.values())
+        assert final
+        assert sorted(ends) == ["a", "b"]
+
+
+@pytest.mark.parametrize("leaves_early", [False, True])
+def test_if_batches_wait_for_finish_the_end_comes_after_the_last_epoch(leaves_early: bool) -> None:
+    with serving(config(settings(epochs=2))) as live:
+        worker, ended = Worker(live.address, batches_per_step=2), []
+        for epoch in worker.sampler.epochs(at_end=lambda: ended.append(worker.session.steps_done)):
+            for number, _ in enumerate(epoch.loader(), 1):
+                worker.accumulate()
+                if number % 2 == 0:
+                    worker.optimizer.step()
+            assert not ended
+            if leaves_early and epoch == 1:
+                break
+            worker.optimizer.finish()
+        assert ended == ([] if leaves_early else [8])
+        worker.session.close()

@@ -36,8 +36,8 @@ def test_the_package_exports_these_names() -> None:
         (gem_client.OwnSteps, "finish load_final step"),
         (Optimizer, OPTIMIZER),
         (ShardSampler, SHARD_SAMPLER),
-        (Epoch, "loader"),
-        (Loader, ""),
+        (Epoch, "loader number"),
+        (Loader, "dataset"),
         (CommitAverage, "update_parameters"),
     ],
 )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, settings, train_all
-from gem_client import Session, connect
+from gem_client import InvalidRequest, Session, connect
 from gem_client.torch import Optimizer, ShardSampler
+from gem_client.torch.sampler import samples_of
 from kit.model import SIZE, Array, Patience, expire_all, in_background, model, theta, workers
 from kit.server import DEADLINE, config, serving, wait_until
 from torch import nn
+from torch.utils.data import Subset, random_split
 
 
 def test_the_final_model_is_the_same_for_every_worker_and_has_all_commits_in_it() -> None:
@@ -95,3 +99,35 @@ def test_the_sampler_goes_on_after_a_server_lost_everything() -> None:
             assert session.commit(ZERO).lost
             assert train_all(session, batches) == Counter(range(SAMPLES))
             assert ledger(back)["samples_completed"] == SAMPLES
+
+
+# -- a random split
+
+
+def parts_of(seed: int, of: Any = None) -> list[Any]:
+    """A training set, and the part that is held out, as programs split them."""
+    return random_split(of or Numbers(SAMPLES), [SAMPLES - 3, 3], generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("nested", [False, True])
+def test_another_split_than_that_of_the_other_workers_is_refused(seed: int, nested: bool) -> None:
+    training, again = parts_of(0)[0], parts_of(seed)[0]
+    if nested:
+        training, again = Subset(training, range(15)), Subset(again, range(15))
+    with serving(config(settings())) as live, joined(live, "a") as first, joined(live, "b") as second:
+        assert next(iter(ShardSampler(first, training)))
+        sampler = ShardSampler(second, again)
+        if seed == 0:
+            assert next(iter(sampler))
+        else:
+            with pytest.raises(InvalidRequest, match=r"other samples than that of worker 'a'.* needs the same seed"):
+                next(iter(sampler))
+
+
+def test_samples_that_are_not_known_are_compared_with_nobodys() -> None:
+    held_out = Subset(Numbers(SAMPLES), range(20))
+    with serving(config(settings())) as live, joined(live, "a") as first, joined(live, "b") as second:
+        assert next(iter(ShardSampler(first, held_out)))
+        assert next(iter(ShardSampler(second, Numbers(20))))
+    assert samples_of(Subset(Numbers(2), "ab")) == b""  # type: ignore[arg-type]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
 from gem_client.torch.dry_run import FAILS, LOOK, OK, run
-from gem_client.transport.security import DRY_RUN_SERVER
+from gem_client.transport.private_servers import FOLDER_VARIABLE, addresses, private_server, serve
+from gem_ctl.dry_run import _of_servers
 from kit.model import version
+from kit.pages import ROOT
 from kit.process import python
-from kit.server import config, serving
+from kit.server import Live, config, serving
 
 STEPS = 3
 GOOD = """\
@@ -101,14 +104,24 @@ FAULTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
 }
 
 
+@contextmanager
+def dry_run_with(servers: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Live]]:
+    """Servers that take the place of those that a script names, in this order."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    with ExitStack() as running:
+        lives = [running.enter_context(serving(config(Hyperparameters(epochs=0, steps=STEPS)))) for _ in range(servers)]
+        for number, live in enumerate(lives):
+            serve(folder, number, live.address)
+        yield lives
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_dry_run_finds_a_fault_and_nothing_else(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, expected = FAULTS[fault]
     (tmp_path / "train.py").write_text(script)
     torch.seed()
-    with serving(config(Hyperparameters(epochs=0, steps=STEPS))) as live:
-        monkeypatch.setenv(DRY_RUN_SERVER, live.address)
+    with dry_run_with(1, tmp_path, monkeypatch) as (live,):
         found = [each for each in run(str(tmp_path / "train.py"), STEPS, tmp_path) if each[0] != OK]
         assert version(live) <= STEPS
     assert len(found) == len(expected), found
@@ -121,11 +134,55 @@ def test_what_a_loop_saves_goes_elsewhere_and_can_be_loaded(tmp_path: Path, monk
     path = repr(str(tmp_path / "model.pt"))
     saves = f"{END}; torch.save(1, {path}); assert torch.load({path}) == 1"
     (tmp_path / "train.py").write_text(of((END, saves)))
-    with serving(config(Hyperparameters(epochs=0, steps=STEPS))) as live:
-        monkeypatch.setenv(DRY_RUN_SERVER, live.address)
+    with dry_run_with(1, tmp_path, monkeypatch):
         found = [text for level, text in run(str(tmp_path / "train.py"), STEPS, tmp_path) if level != OK]
     assert found == ["every worker calls torch.save: put it under `if session.is_first:`"]
     assert (tmp_path / "model.pt").read_text() == "of last night"
+
+
+# What is wrong with a script of two models: what in the example is replaced, the generator's commits, and the finding.
+ENDS, STEPS_GENERATOR = "for optimizer in (of_discriminator, of_generator):", "of_generator.step(loss=loss_of_generator)"
+PAIRS: dict[str, tuple[str, str, int, list[tuple[str, str]]]] = {
+    "nothing": (ENDS, ENDS, STEPS, []),
+    "one has no load_final": (
+        ENDS, "for optimizer in (of_discriminator,):", STEPS, [(LOOK, "load_final() was never called for 1 of the models")],
+    ),
+    "one steps its inner optimizer": (
+        STEPS_GENERATOR, "of_generator.inner.step()", 0, [(FAILS, "the loop steps a Adam itself")],
+    ),
+    "one makes no step": (STEPS_GENERATOR, "pass", 0, [(LOOK, "the SDK warns: ")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PAIRS)
+def test_two_models_have_a_server_each(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, steps, expected = PAIRS[fault]
+    example = (ROOT / "examples/unusual/gan.py").read_text()
+    assert old in example
+    (tmp_path / "train.py").write_text(example.replace(old, new))
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    with dry_run_with(2, tmp_path, monkeypatch) as lives:
+        found = [each for each in run(str(tmp_path / "train.py"), STEPS, tmp_path) if each[0] != OK]
+        assert [version(live) for live in lives] == [STEPS, steps]
+    assert addresses(tmp_path) == ["127.0.0.1:50051", "127.0.0.1:50061"]
+    assert len(found) == len(expected), found
+    for (level, text), (expected_level, beginning) in zip(found, expected, strict=True):
+        assert (level, text[: len(beginning)]) == (expected_level, beginning)
+
+
+def test_what_the_servers_saw_is_told_by_address_if_there_are_several() -> None:
+    joined, trained = pb.GetStatusResponse(parameter_count=5), pb.GetStatusResponse(parameter_count=5, version=3)
+    assert [level for level, _ in _of_servers([("a:1", joined)], 3, failed=False)] == [FAILS]
+    assert [text[:18] for _, text in _of_servers([("a:1", trained)], 3, failed=False)] == ["3 commits: step(lo"]
+    two = list(_of_servers([("a:1", trained), ("b:2", joined)], 3, failed=False))
+    assert [(level, text[:17]) for level, text in two] == [(OK, "3 commits at a:1:"), (LOOK, "no commit at b:2:")]
+
+
+def test_an_address_has_one_server_however_it_is_written(tmp_path: Path) -> None:
+    for number in range(2):
+        serve(tmp_path, number, f"unix:{number}")
+    names = ("localhost:50051", "127.0.0.1:50051", "127.0.0.1:50061", "[::1]:50051", "localhost:50061")
+    assert [private_server(tmp_path, name)[-1] for name in names] == ["0", "0", "1", "0", "1"]
 
 
 # What a script does: its text, the exit status of gem-ctl doctor, and what that prints.
@@ -169,6 +226,16 @@ def commands() -> Iterator[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
             yield path.read_text(errors="replace")
+
+
+@pytest.mark.long
+def test_the_command_starts_a_server_for_each_model(tmp_path: Path) -> None:
+    done = python("-m", "gem_ctl", "doctor", ROOT / "examples/unusual/gan.py", TMPDIR=str(tmp_path))
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0, said + done.stderr
+    assert "ok 3 commits at 127.0.0.1:50051, loss" in said
+    assert "ok 3 commits at 127.0.0.1:50061, loss" in said
+    assert not [command for command in commands() if str(tmp_path) in command]
 
 
 @pytest.mark.long

@@ -327,6 +327,29 @@ def test_an_optimizer_that_cannot_work_is_refused(
         trainer(gem).fit(Module(configure), gem.loader(Sums()))
 
 
+class LateData(pl.LightningDataModule):  # type: ignore[misc]
+    """A datamodule that makes its data set in `setup`, as most do."""
+
+    def setup(self, stage: str) -> None:
+        self.training_set = Sums()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.training_set, batch_size=BATCH)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_datamodule_returns_the_callbacks_loader_once_it_has_its_data(replaced: bool) -> None:
+    data, module = LateData(), Module(adamw)
+    with serving(config(RUN)) as live, worker(live) as (_, gem):
+        if replaced:
+            data.train_dataloader = lambda: gem.loader(data.training_set)  # type: ignore[method-assign]
+            trainer(gem).fit(module, datamodule=data)
+            assert_trained_once_an_epoch(live, data.training_set)
+        else:
+            with pytest.raises(InvalidRequest, match=r"train_dataloader\(\) of the datamodule return gem\.loader"):
+                trainer(gem).fit(module, datamodule=data)
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_another_loader_is_refused_for_all_workers_would_train_on_the_same_samples(live: Live, made: bool) -> None:
     """Also beside the callback's own."""

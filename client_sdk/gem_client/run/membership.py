@@ -155,6 +155,16 @@ class Membership:
                 self.name,
             )
 
+    def warn_of_missing_workers(self) -> None:
+        """Logs how many workers a run still waits for that has not begun, if it waits for any. Asks the server."""
+        status = self._status()
+        if (count := status.worker_count) < (wanted := status.start.min_workers):
+            log.warning(
+                "%s: waiting for %d more workers: %d of %d are in the run (gem-server --min-workers). If one does not come, "
+                "look for `registration refused` in the server's log",
+                self.name, wanted - count, count, wanted,
+            )  # fmt: skip
+
     def warn_if_idle(self) -> None:
         """Logs, for a worker that has joined and ends now, that it made no commit."""
         if self.generation and not self.steps_done:
@@ -271,12 +281,12 @@ class Membership:
 
     # -- shards
 
-    def lease_shard(self, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
+    def lease_shard(self, samples: int, holding: Collection[int], fingerprint: bytes = b"") -> pb.LeaseShardResponse:
         """Requests a shard, and keeps the shards `holding`. Takes a new lease if the present one has ended."""
         leader = self.links.leader
 
         def attempt() -> pb.LeaseShardResponse:
-            return leader.connection.lease_shard(self.registration.lease_id, samples, holding)
+            return leader.connection.lease_shard(self.registration.lease_id, samples, holding, fingerprint)
 
         return self._unless_ended(lambda: leader.call(attempt))
 

@@ -69,6 +69,7 @@ class Shards:
         self._side = side  # makes the calls, while the caller computes
         self._wait_for_commit = wait_for_commit
         self._samples = self._batch_size = 0
+        self._fingerprint = b""  # of the samples and their order
         self._lock = threading.Lock()  # commits end in another thread than the loop's if they overlap with it
         self._held: dict[int, HeldShard] = {}  # shards that are not reported as complete yet
         self._due: deque[Batch | HeldShard] = deque()  # batches that come again, and shards that are not wholly cut yet
@@ -81,7 +82,7 @@ class Shards:
         self._claimed = 0  # batches of commits whose result is not known yet
         self._got_on = True  # whether a batch was committed or skipped since the pass began
         self._passes = 0
-        self._told_of_whole_batches = False
+        self._told_of_whole_batches = self._told_of_waiting = False
         self._epoch: int | None = None  # no batches of later ones are handed out
         self._ahead: Future[LeasedShard] | None = None
         self._completing: Future[None] | None = None
@@ -89,7 +90,7 @@ class Shards:
         self.batches_per_step = 1
         self.skipped = 0
 
-    def open(self, samples: int, batch_size: int | None) -> Shards:
+    def open(self, samples: int, batch_size: int | None, fingerprint: bytes = b"") -> Shards:
         """Makes the iterator ready for a training set, as `Session.shards`."""
         if self._batch_size:
             raise InvalidRequest("this session has a sampler already: use that one")
@@ -113,7 +114,7 @@ class Shards:
                 "batches do not vary: a commit takes a whole shard of %d samples; start the run with shard_size %d or more",
                 settings.shard_size, 4 * commit,
             )  # fmt: skip
-        self._samples, self._batch_size = samples, batch_size
+        self._samples, self._batch_size, self._fingerprint = samples, batch_size, fingerprint
         return self
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -160,15 +161,17 @@ class Shards:
 
     @property
     def most_batches(self) -> int | None:
-        """Upper bound of the batches that this worker can still get, if none comes twice and all are whole; None in a run
-        without a limit. Other workers get some of them, unless each worker has its own shards."""
+        """Upper bound of the batches that this worker can still get, if none comes twice and all are whole: of one epoch
+        between `next_epoch` and `end_epochs`, else of the run. None if there is no limit. Other workers get some of them,
+        unless each worker has its own shards."""
         settings, batch = self._member.hyperparameters, self._whole_batch
         limits = []
         if settings.steps:
             limits.append(max(0, settings.steps - self._member.steps_done) * self.batches_per_commit)
-        if settings.epochs:
+        epochs = settings.epochs if self._epoch is None else 1
+        if epochs:
             whole, rest = divmod(self._samples, settings.shard_size)
-            limits.append(settings.epochs * (whole * -(-settings.shard_size // batch) + -(-rest // batch)))
+            limits.append(epochs * (whole * -(-settings.shard_size // batch) + -(-rest // batch)))
         return min(limits, default=None)
 
     @property
@@ -257,7 +260,7 @@ class Shards:
         """The epoch, from 0, of the batches that are handed out next, and no later ones: the run's, as far as it was dealt when
         this worker asked. Waits for a shard. It is the epoch of before if batches of it got no step: they come again. None if
         the run is complete, or this worker has done its steps."""
-        while self._steps_left and not self.complete:
+        while not self.complete and self._steps_left:  # in this order: a worker that has left knows no steps
             if epochs := self._due_epochs:
                 self._epoch = max(epochs)
                 return self._epoch
@@ -273,8 +276,16 @@ class Shards:
     @property
     def goes_on(self) -> bool:
         """Whether another pass may have more batches of this epoch, without a step of the loop before it."""
-        waits_for_step = bool(self._hand or self._window)
-        return self._steps_left and not (self.complete or self._epoch_is_over or waits_for_step)
+        return self._steps_left and not (self.complete or self._epoch_is_over or self._waits_for_step)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is complete, or this worker has done its steps, and no batch waits for a step or a commit."""
+        return self.complete and not (self._waits_for_step or self._claimed)
+
+    @property
+    def _waits_for_step(self) -> bool:
+        return bool(self._hand or self._window)
 
     @property
     def _due_epochs(self) -> list[int]:
@@ -361,7 +372,7 @@ class Shards:
         return self._side.submit(self._lease, holding)
 
     def _lease(self, holding: Collection[int]) -> LeasedShard:
-        return LeasedShard(self._member.lease_shard(self._samples, holding), self._member.generation)
+        return LeasedShard(self._member.lease_shard(self._samples, holding, self._fingerprint), self._member.generation)
 
     def _next(self) -> LeasedShard:
         """The next shard: the one requested ahead of time, if there is one and its lease is still held."""
@@ -383,6 +394,9 @@ class Shards:
         elif self._hand or self._claimed or self._held:
             return False  # the shards that the server waits for are this worker's own: let the caller commit them
         else:
+            if not self._told_of_waiting:
+                self._told_of_waiting = True
+                self._member.warn_of_missing_workers()
             time.sleep(response.wait_seconds)
         return True
 

@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gem_client.session import Session
 from gem_client.torch.arguments import parts_of
 from gem_client.torch.optimizer import Optimizer
+from gem_client.torch.rank_session import RankSession
 from gem_client.torch.sampler import ShardSampler
 
 OK, LOOK, FAILS = "ok", "look at this", "will not work"
@@ -48,10 +49,11 @@ class Observer(logging.Handler):
         self._commits, self._folder = commits, folder
         self._seen: set[str] = set()
         self._warnings: list[str] = []
-        self._optimizer: Optimizer | None = None
+        self._made: list[Optimizer] = []
+        self._ended: list[Session] = []
         self._stepping = False  # whether the Optimizer is, which steps the one that it was given
         self._stepped_apart = ""  # the class of an optimizer that was stepped outside of ours
-        self._with_gradient: set[str] = set()
+        self._with_gradient: dict[int, set[str]] = {}  # by the id of an optimizer that has made a step
         self._seeds = [torch.initial_seed()]  # at the start, when the worker joined, at its first commit
         self._statistics: list[tuple[torch.Tensor, int]] = []  # BatchNorm's, and their version when the run was over
         self._saved: dict[str, Path] = {}
@@ -60,7 +62,7 @@ class Observer(logging.Handler):
     def noting(self) -> Iterator[None]:
         see, log, save, load = self._seen.add, logging.getLogger("gem_client"), torch.save, torch.load
         notes: list[tuple[type, str, Callable[[Any], object]]] = [
-            (Optimizer, "__init__", lambda made: setattr(self, "_optimizer", made)),
+            (Optimizer, "__init__", self._made.append),
             (Session, "join", lambda _: self._seeds.append(torch.initial_seed())),
             (Session, "commit", self._on_commit),
             (Session, "begin_commit", self._on_commit),
@@ -107,26 +109,28 @@ class Observer(logging.Handler):
 
     def _on_end(self, session: Session) -> None:
         self._seen.add("over")
+        self._ended.append(session)
         norms = [each for each in gc.get_objects() if issubclass(type(each), _NormBase) and each.running_mean is not None]
-        trained = set(map(id, self._trained.values()))
+        trained = {id(each) for ours in self._optimizers if _session(ours) is session for each in ours._trained.values()}
         mine = [norm.running_mean for norm in norms if trained & set(map(id, norm.parameters()))]
-        self._statistics = [(mean, mean._version) for mean in mine]
+        self._statistics += [(mean, mean._version) for mean in mine]
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if isinstance(optimizer, Optimizer):
             self._stepping = True
-        elif not self._stepping and any(part is optimizer for part in parts_of(getattr(self._optimizer, "inner", None))):
+        elif not self._stepping and any(part is optimizer for ours in self._optimizers for part in parts_of(ours.inner)):
             self._stepped_apart = type(optimizer).__name__
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if isinstance(optimizer, Optimizer):
             self._stepping = False
-            self._with_gradient |= {name for name, each in self._trained.items() if each.grad is not None}
+            names = self._with_gradient.setdefault(id(optimizer), set())
+            names |= {name for name, each in optimizer._trained.items() if each.grad is not None}
 
     @property
-    def _trained(self) -> dict[str, torch.Tensor]:
-        trained: dict[str, torch.Tensor] = getattr(self._optimizer, "_trained", {})
-        return trained
+    def _optimizers(self) -> list[Optimizer]:
+        """Those that have joined a run."""
+        return [each for each in self._made if getattr(each, "_joined", False)]
 
     def findings(self, failure: str) -> list[tuple[str, str]]:
         """What was found: a level, and what was seen and what to do. `failure`: why the script failed; empty if it did not."""
@@ -145,16 +149,17 @@ class Observer(logging.Handler):
     # -- rows: whether something is bad, and what to say if it is, and if it is not
 
     def _of_parameters(self) -> Iterator[tuple[bool, str, str]]:
-        missing = [name for name in self._trained if name not in self._with_gradient] if self._with_gradient else []
+        stepped = [each for each in self._optimizers if id(each) in self._with_gradient]
+        missing = [name for each in stepped for name in each._trained if name not in self._with_gradient[id(each)]]
         first = f"such as {missing[0]}, " if missing else ""
         yield (
             bool(missing),
             f"{len(missing)} of the run's parameters, {first}got no gradient: an optimizer on the server may move them all the "
             "same. Freeze what is not to be trained before you make the Optimizer",
-            "all parameters of the run got a gradient" if self._trained else "",
+            "all parameters of the run got a gradient" if self._optimizers else "",
         )
-        frozen = self._optimizer._spec.frozen if self._optimizer is not None else {}
-        yield False, "", f"{len(frozen)} frozen parameters: every worker loads the same values itself" if frozen else ""
+        frozen = sum(len(each._spec.frozen) for each in self._optimizers)
+        yield False, "", f"{frozen} frozen parameters: every worker loads the same values itself" if frozen else ""
 
     def _of_samples(self) -> Iterator[tuple[bool, str, str]]:
         start, joined, first = self._seeds[:3]
@@ -173,12 +178,14 @@ class Observer(logging.Handler):
 
     def _of_the_end(self) -> Iterator[tuple[bool, str, str]]:
         stopped = "stopped" in self._seen
+        left_out = [each for each in self._optimizers if _session(each) not in self._ended]
         yield (
-            stopped or "over" not in self._seen,
+            stopped or "over" not in self._seen or bool(left_out),
             "the loop decides itself when to end, so it was stopped: what follows was not tried. It needs load_final(), and a "
             "server with --until-stopped"
             if stopped
-            else "load_final() was never called, so the model at the end is not the run's: call it after the loop",
+            else f"load_final() was never called{f' for {len(left_out)} of the models' if self._ended else ''}, so the model "
+            "at the end is not the run's: call it after the loop",
             "the model at the end is the run's final one",
         )
         yield (
@@ -188,6 +195,12 @@ class Observer(logging.Handler):
         )
         for seen, what in (("report", "reports evaluations during the run"), ("save", "calls torch.save")):
             yield seen in self._seen, f"every worker {what}: put it under `if session.is_first:`", ""
+
+
+def _session(optimizer: Optimizer) -> Session:
+    """The session that the optimizer's commits go through; that of rank 0, if ranks have it together."""
+    session = optimizer._session
+    return session.own if isinstance(session, RankSession) else session
 
 
 def _noting(owner: type, name: str, note: Callable[[Any], object]) -> Any:

@@ -164,16 +164,17 @@ class RankSession:
         """See `Session.add_to_window`."""
         self.first(lambda: self.own.add_to_window(batches))
 
-    def shards(self, samples: int, batch_size: int | None = None) -> RankShards:
+    def shards(self, samples: int, batch_size: int | None = None, fingerprint: bytes = b"") -> RankShards:
         """This rank's part of the batches of `Session.shards`.
 
         Args:
             samples: Number of samples in the training set.
             batch_size: Number of indices per batch of all ranks together. The default is the run's batch size.
+            fingerprint: See `Session.shards`; that of rank 0 counts.
         """
 
         def open_shards() -> None:
-            self._shards = self.own.shards(samples, batch_size)
+            self._shards = self.own.shards(samples, batch_size, fingerprint)
 
         self.first(open_shards)
         return RankShards(self, self._shards, min(batch_size or self.hyperparameters.batch_size, samples))
@@ -271,6 +272,10 @@ class RankShards:
     @property
     def goes_on(self) -> bool:
         return bool(self._session.first(lambda: self._dealt is not None and self._dealt.goes_on))
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._session.first(lambda: self._dealt is not None and self._dealt.is_over))
 
     def next_epoch(self) -> int | None:
         epoch: int | None = self._session.first(lambda: self._dealt.next_epoch() if self._dealt else None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from itertools import islice
 from typing import Any, NoReturn
 
+import numpy as np
 from gem_api.errors import InvalidRequest
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 from gem_client.run.shards import Shards
 from gem_client.session import Session
@@ -42,11 +44,13 @@ class ShardSampler(Sampler[list[int]]):
 
     **Length.** `len()` is the number of batches that this worker would get if it got all that are left. It is exact for a
     single worker or with `--shards replicate`, otherwise an upper bound. It counts whole batches: a slow worker that has its
-    own shards may get more, smaller ones. In a run without epochs and steps, `len()` raises TypeError.
+    own shards may get more, smaller ones. Within a loop over `epochs` it counts one epoch. In a run without epochs and steps,
+    `len()` raises TypeError. `len(loader.dataset)` is the size of the whole training set.
 
     Args:
         session: A session that has joined the run: make the optimizer first.
-        dataset: The training set, which must be the same for all workers.
+        dataset: The training set, which must be the same for all workers. If a `Subset` has other samples than theirs, as
+            that of a `random_split` with another seed, or has them in another order, iterating raises InvalidRequest.
         batch_size: Number of samples per whole batch, on average if the run has `batch_variation`. The default is the run's
             batch size.
 
@@ -58,7 +62,7 @@ class ShardSampler(Sampler[list[int]]):
         require_session(session)
         require_dataset(dataset)
         self._dataset = dataset
-        self._shards = session.shards(len(dataset), batch_size)
+        self._shards = session.shards(len(dataset), batch_size, samples_of(dataset))
 
     def __reduce__(self) -> NoReturn:
         raise InvalidRequest(
@@ -84,7 +88,7 @@ class ShardSampler(Sampler[list[int]]):
         """Number of samples in the youngest batch that the loop has; 0 if it has none, or if that is not known."""
         return self._shards.samples_in_hand
 
-    def epochs(self, *schedulers: LRScheduler) -> Iterator[Epoch]:
+    def epochs(self, *schedulers: LRScheduler, at_end: Callable[[], Any] | None = None) -> Iterator[Epoch]:
         """The run's epochs, one after the other: `for epoch in sampler.epochs(): for batch in epoch.loader(): ...`.
 
         The server deals each sample of an epoch to one worker, and then the next epoch: workers wait for each other only at the
@@ -94,12 +98,19 @@ class ShardSampler(Sampler[list[int]]):
         Args:
             schedulers: Schedulers that count epochs. Each is stepped until it is at the run's epoch, before that begins, so
                 that the rates of all workers agree. Leave out `scheduler.step()`.
+            at_end: Called once, after the run's last batch. Give `optimizer.load_final`: what follows the last batch in the
+                loop, such as a validation, then has the run's final θ. `epoch.loader()` calls it when all its batches have
+                their commits. If some still wait for `Optimizer.finish` (accumulated gradients, local steps), or if the loop
+                has another loader, it is called after the last epoch instead. A loop that ends early, by `break` or an error,
+                does not call it.
         """
+        last = _Once(at_end)
         try:
             while (number := self._shards.next_epoch()) is not None:
                 for scheduler in schedulers:
                     step_to(number, scheduler)
-                yield Epoch(number, self)
+                yield Epoch(number, self, last)
+            last()
         finally:
             self._shards.end_epochs()
 
@@ -141,6 +152,19 @@ class ShardSampler(Sampler[list[int]]):
         return Loader(DataLoader(dataset, batch_sampler=self, **settings), self._shards)
 
 
+def samples_of(dataset: Sized) -> bytes:
+    """SHA-256 of the samples that a `Subset` has chosen of a data set, in their order, as `random_split` draws them; empty if
+    it is not known which these are."""
+    digest, chosen = hashlib.sha256(), False
+    while isinstance(dataset, Subset):
+        try:
+            digest.update(np.asarray(dataset.indices, np.int64).tobytes())
+        except (TypeError, ValueError, OverflowError):  # keys of another kind
+            return b""
+        dataset, chosen = dataset.dataset, True  # type: ignore[assignment]
+    return digest.digest() if chosen else b""
+
+
 def step_to(epoch: int, scheduler: LRScheduler) -> None:
     """Steps a scheduler that counts epochs to this one, if it is not there yet."""
     with warnings.catch_warnings():  # PyTorch expects a step of the optimizer first, which a late worker has not made
@@ -149,29 +173,53 @@ def step_to(epoch: int, scheduler: LRScheduler) -> None:
             scheduler.step()
 
 
-class Epoch:
-    """One of the run's epochs, as far as it was dealt to this worker: see `ShardSampler.epochs`.
+class _Once:
+    """Calls a function at its own first call alone."""
+
+    def __init__(self, work: Callable[[], Any] | None) -> None:
+        self._work = work
+
+    def __call__(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+class Epoch(int):
+    """One of the run's epochs, as far as it was dealt to this worker: see `ShardSampler.epochs`. It is its number in the run,
+    from 0, and may stand wherever a loop had an int. To save it, write `epoch.number`, which is a plain int.
 
     Args:
-        number: Its number in the run, from 0.
+        number: Its number.
         sampler: Deals its batches.
+        at_end: Called when the loop has had the run's last batch.
     """
 
-    def __init__(self, number: int, sampler: ShardSampler) -> None:
-        self.number = number
-        self._sampler = sampler
+    def __new__(cls, number: int, sampler: ShardSampler, at_end: Callable[[], Any]) -> Epoch:
+        epoch = super().__new__(cls, number)
+        epoch._sampler, epoch._at_end = sampler, at_end
+        return epoch
 
-    def loader(self, **settings: Any) -> Iterator[Any]:
-        """An iterator over this worker's batches of the epoch. Arguments and errors are those of `ShardSampler.loader`.
+    _sampler: ShardSampler
+    _at_end: Callable[[], Any]
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("an epoch can't be copied or saved, as it deals this worker's batches: save epoch.number")
+
+    @property
+    def number(self) -> int:
+        """Its number as a plain int."""
+        return int(self)
+
+    def loader(self, **settings: Any) -> Loader:
+        """An iterable over this worker's batches of the epoch. Arguments and errors are those of `ShardSampler.loader`.
 
         It ends without the last batches if these wait for the loop, which accumulates gradients or makes local steps: call
-        `Optimizer.finish` after it. What is left of an epoch comes with the next one, or in the same one again."""
-        return self._passes(self._sampler.loader(**settings))
+        `Optimizer.finish` after it. What is left of an epoch comes with the next one, or in the same one again.
 
-    def _passes(self, loader: Loader) -> Iterator[Any]:
-        yield from loader
-        while self._sampler._shards.goes_on:
-            yield from loader
+        Other workers take some of the epoch's batches, and which is not known before. So its `len()` is the number of batches
+        of the whole epoch: exact for a single worker, else more than this worker gets."""
+        return _EpochLoader(self._sampler.loader(**settings), self._at_end)
 
 
 class Loader:
@@ -189,6 +237,26 @@ class Loader:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The training set, all of it."""
+        return self._loader.dataset
+
+
+class _EpochLoader(Loader):
+    """A loader of one epoch, which waits for what other workers still hold of it."""
+
+    def __init__(self, loader: Loader, at_end: Callable[[], Any]) -> None:
+        super().__init__(loader._loader, loader._shards)
+        self._at_end = at_end
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        while self._shards.goes_on:
+            yield from super().__iter__()
+        if self._shards.is_over:
+            self._at_end()
 
 
 class Passes:

@@ -132,8 +132,10 @@ class Connection:
         self._lease_id = ""
         self._stub.LeaveCluster(pb.LeaveClusterRequest(lease_id=lease_id), timeout=timeout)
 
-    def lease_shard(self, lease_id: str, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
-        request = pb.LeaseShardRequest(lease_id=lease_id, sample_count=samples, holding=sorted(holding))
+    def lease_shard(self, lease_id: str, samples: int, holding: Collection[int], fingerprint: bytes) -> pb.LeaseShardResponse:
+        request = pb.LeaseShardRequest(
+            lease_id=lease_id, sample_count=samples, holding=sorted(holding), samples_fingerprint=fingerprint
+        )
         response: pb.LeaseShardResponse = self._stub.LeaseShard(request, timeout=self._timeout)
         return response
 

@@ -17,10 +17,10 @@ from gem_api.errors import InvalidRequest
 from gem_api.process.addresses import is_this_machine
 from gem_api.process.secret_file import require_private, require_token
 
+from gem_client.transport.private_servers import FOLDER_VARIABLE, private_server
+
 log = logging.getLogger("gem_client")
 Source = str | PathLike[str]  # path of a PEM file
-# `gem-ctl doctor` sets it for a script and all processes that this starts, so that none of them reaches the user's own run.
-DRY_RUN_SERVER = "GEM_DOCTOR_SERVER"
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ NONE = Security()
 
 
 def or_that_of_dry_run(address: str, security: Security) -> tuple[str, Security]:
-    """The server to connect to, and how: in a dry run its own server, whatever the caller names."""
-    private = os.environ.get(DRY_RUN_SERVER)
-    if not private:
+    """The server to connect to, and how: in a dry run one of its own, whichever the caller names."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
         return address, security
     log.info("a dry run: its own server takes the place of %s", address)
-    return private, NONE
+    return private_server(Path(folder), address), NONE
 
 
 def _pem(name: str, path: Source | None) -> bytes | None:

@@ -398,14 +398,16 @@ class LeaveClusterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaseShardRequest(_message.Message):
-    __slots__ = ("lease_id", "sample_count", "holding")
+    __slots__ = ("lease_id", "sample_count", "holding", "samples_fingerprint")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     HOLDING_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     sample_count: int
     holding: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lease_id: _Optional[str] = ..., sample_count: _Optional[int] = ..., holding: _Optional[_Iterable[int]] = ...) -> None: ...
+    samples_fingerprint: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., sample_count: _Optional[int] = ..., holding: _Optional[_Iterable[int]] = ..., samples_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class LeaseShardResponse(_message.Message):
     __slots__ = ("shard", "wait_seconds", "complete")

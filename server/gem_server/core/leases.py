@@ -52,6 +52,7 @@ class Lease:
         record_room: Bytes of a compressed gradient that are kept for the log, as it arrived, until they are on the disk.
         worker_theta: What its worker holds of θ, if that is sent as differences. A restart forgets it.
         frozen: Identifies the values of the parameters that its worker does not train; empty if that is not known.
+        samples: Identifies the samples that its worker trains on, and their order; empty if that is not known.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
             knows to be applied.
     """
@@ -74,6 +75,7 @@ class Lease:
     recorded: int = 0
     owner: str = ""
     frozen: bytes = b""
+    samples: bytes = b""
     counted: int = 0
     counted_by_reference: bool = False
     record_room: int = 0

@@ -33,6 +33,7 @@ SHARD_WAIT_SECONDS = 0.5
 START_WAIT_SECONDS = 2.0  # at most, of a run that has not begun: many workers would take each other's processor time
 READER_SECONDS = 60.0
 MAX_FINGERPRINT = 32
+MAX_LOGGED_NAME = 100
 MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in 10 ms
 MAX_INLINE_SAMPLES = 10_000  # of a shard that is shuffled and serialised on the event loop, in about 5 ms
 
@@ -151,6 +152,16 @@ class TrainingServicer:
     async def register_worker(
         self, call: Call, request: pb.RegisterWorkerRequest, context: Context
     ) -> pb.RegisterWorkerResponse:
+        try:
+            return await self._register(call, request)
+        except (InvalidRequest, LayoutMismatch) as error:  # it does not come by itself: the others may wait for it
+            self._intake.logger.info(
+                "registration refused", worker=request.worker_name[:MAX_LOGGED_NAME], error=type(error).__name__,
+                why=str(error), workers=len(self._core.leases.live), **self._awaited(),
+            )  # fmt: skip
+            raise
+
+    async def _register(self, call: Call, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
         self._intake.require_open()
         caller = call.identify()
         require_name(caller, request.worker_name)
@@ -200,8 +211,8 @@ class TrainingServicer:
         for lease in self._core.leases.live.values():
             if fingerprint and lease.frozen not in (b"", fingerprint) and lease.worker != worker:
                 raise LayoutMismatch(
-                    f"this worker's frozen parameters have other values than those of worker {lease.worker!r}: load the same "
-                    "weights into the model of every worker before you make the Optimizer"
+                    f"this worker's frozen parameters have other values than those of worker {lease.worker!r}: before you make "
+                    "the Optimizer, load the same weights into every worker's model; random ones need the same seed"
                 )
 
     async def _layout_of(self, message: tensors_pb2.TensorLayout) -> Layout:
@@ -248,6 +259,7 @@ class TrainingServicer:
         self._intake.require_recordable()
         self._require_leading()
         now = self._clock()
+        self._require_same_samples(request.lease_id, request.samples_fingerprint)
         shard = self._core.lease_shard(request.lease_id, request.sample_count, now, set(request.holding))
         if awaited := self._core.awaited(now):
             self._held_up = True
@@ -261,6 +273,21 @@ class TrainingServicer:
         if shard.complete:
             return pb.LeaseShardResponse(complete=True)
         return pb.LeaseShardResponse(wait_seconds=SHARD_WAIT_SECONDS)
+
+    def _require_same_samples(self, lease_id: str, fingerprint: bytes) -> None:
+        """Raises InvalidRequest if a worker in the run has other samples: those that one holds out, another would train on."""
+        require_short("LeaseShardRequest.samples_fingerprint", len(fingerprint), MAX_FINGERPRINT)
+        mine = self._core.leases.get(lease_id)
+        if fingerprint in (b"", mine.samples):
+            return
+        for lease in self._core.leases.live.values():
+            if lease.samples not in (b"", fingerprint) and lease is not mine:
+                raise InvalidRequest(
+                    f"this worker's training set has other samples than that of worker {lease.worker!r}, or in another order: "
+                    "a random split needs the same seed in all workers, such as "
+                    "random_split(data, parts, generator=torch.Generator().manual_seed(0))"
+                )
+        mine.samples = fingerprint
 
     async def _shard_response(self, shard: Shard) -> bytes:
         """The samples depend on nothing but the shard and the run's seed, so that a large shard is made in a thread."""
