@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from client.brought_helpers import INPUTS, PLAIN, adamw, make_model, simple, train
+from client.brought_helpers import INPUTS, PLAIN, adamw, assert_close, make_model, simple, train
 from gem_client import InvalidRequest, LayoutMismatch, connect
 from gem_client.torch import Optimizer
 from gem_client.torch.watch import CERTAIN_STEPS
@@ -260,6 +260,36 @@ def test_a_projection_holds_after_each_step_and_in_the_final_model(bring: str, l
                 assert max(float(parameter.detach().abs().max()) for parameter in model.parameters()) <= 0.01
             optimizer.load_final()
             assert float(model(INPUTS).detach().abs().max()) <= 0.06
+
+
+def test_a_run_begins_in_the_set_that_it_is_projected_on(live: Live) -> None:
+    """A weight that begins outside would stay at the edge until θ has come all the way back."""
+    model = make_model()
+
+    def clamp() -> None:
+        for parameter in model.parameters():
+            parameter.clamp_(-0.01, 0.01)
+
+    with worker(live, model, simple, on="worker", project=clamp) as optimizer:
+        assert abs(theta(live)).max() <= 0.01
+        train(model, optimizer, 3)
+        assert abs(theta(live)).max() <= 0.01001, "one worker's steps end in the set"
+
+
+def test_a_clamp_in_a_hook_of_the_workers_own_optimizer_trains_as_alone(live: Live) -> None:
+    """The commit holds what the clamp did: no lazy projection, and no clamp before the first step."""
+
+    def clamped(model: nn.Module) -> Any:
+        inner = simple(model)
+        inner.register_step_post_hook(lambda *_: [parameter.data.clamp_(-0.1, 0.1) for parameter in model.parameters()])
+        return inner
+
+    alone, model = make_model(), make_model()
+    train(alone, clamped(alone), 20)
+    with worker(live, model, clamped, on="worker") as optimizer:
+        train(model, optimizer, 20)
+        assert abs(theta(live)).max() <= 0.1001
+    assert_close(model, alone)
 
 
 # -- frozen parameters of several workers

@@ -88,6 +88,8 @@ def results(one: float, longer: float, *losses: float, seed: int = 0) -> dict[Ru
 
 def test_the_losses_of_one_worker_are_compared_with_those_of_the_program_alone() -> None:
     assert apart(PROGRAM, results(1, 1, 0.5, 0.25)) == "0 of 2"
+    printed = results(1, 1, 2.2001, 0.25) | {Run("plain", 0): Outcome(1, 2.0, [2.2002, 0.25])}
+    assert apart(PROGRAM, printed) == "1.0e-04 of 2", "one in the last digit printed"
     assert apart(PROGRAM, results(1, 1, 0.5, 0.375)) == "1.2e-01 from loss 2 on, of 2"
     noise = {Run(NOISE, 0): Outcome(1, 1, [0.75, 0.25])}
     assert apart(PROGRAM, results(1, 1, 0.5, 0.375) | noise).endswith("; rounding alone: 2.5e-01 from loss 1 on")

@@ -95,9 +95,9 @@ class Optimizer(torch.optim.Optimizer):
             the errors of the commit before it; `finish` waits for the last commit. Not available in runs with local steps or
             deltas.
         project: A function without arguments that changes the parameters in place to keep them in a set, for example a clamp.
-            It is called, without recording gradients, after each local step and whenever θ was loaded. Gradients are thus
-            computed on projected parameters, but the server's θ stays as it is (lazy projection, Zinkevich 2003): project what
-            `gem-ctl pull` writes, too.
+            It is called, without recording gradients, before the worker joins, after each local step and whenever θ was
+            loaded. The run thus begins in the set, and gradients are computed there. From then on the server's θ stays as it
+            is (lazy projection, Zinkevich 2003): project what `gem-ctl pull` writes, too.
 
     Raises:
         InvalidRequest: A parameter is not a real floating-point tensor, two parameters have the same name, the run has
@@ -141,6 +141,7 @@ class Optimizer(torch.optim.Optimizer):
         self._scaled = False
         self._noted: list[Any] = []
         self._under_way = False
+        self._keep_projected()  # else a weight that begins far outside would stay at the edge until θ is back there
         first = first_values(self._trained)
         super().__init__(trained, {"lr": 0.0})
         self._share_groups()
