@@ -125,6 +125,12 @@ def test_another_split_than_that_of_the_other_workers_is_refused(seed: int, nest
                 next(iter(sampler))
 
 
+def test_workers_that_share_no_shards_may_have_samples_of_their_own() -> None:
+    with serving(config(settings(shards="replicate"))) as live, joined(live, "a") as first, joined(live, "b") as second:
+        for session, seed in ((first, 0), (second, 1)):
+            assert next(iter(ShardSampler(session, parts_of(seed)[0])))
+
+
 def test_samples_that_are_not_known_are_compared_with_nobodys() -> None:
     held_out = Subset(Numbers(SAMPLES), range(20))
     with serving(config(settings())) as live, joined(live, "a") as first, joined(live, "b") as second:
