@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from numbers import Integral
 from types import MappingProxyType, TracebackType
@@ -60,6 +60,7 @@ class Session:
         self._lock = threading.RLock()
         self._side = SideThread("gem-session-side", self._lock)
         self._under_way: Future[Answer] | None = None
+        self.at_end: Callable[[], object] = bool  # for `Optimizer`: called when the session has ended
         self._caller = caller
         self._member = Membership(address, caller)
         self._shards = Shards(self._member, self._side, self._wait_for_commit)
@@ -481,6 +482,7 @@ class Session:
         self._member.links.stop()
         self._member.leave()
         self._member.links.close()
+        self.at_end()
 
     # -- for `Optimizer`
 

@@ -8,6 +8,7 @@ fields) are left to protobuf itself.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -258,3 +259,9 @@ class Assembly:
 def empty(size: int) -> Vector:
     """An uninitialised packed buffer: float32, shape (size,)."""
     return np.empty(size, dtype="<f4")
+
+
+def empty_pages(size: int) -> Vector:
+    """As `empty`, on pages of memory that hold nothing else, and that stay where they are in a process that forks, so that a
+    GPU may lock them."""
+    return np.frombuffer(mmap.mmap(-1, max(1, 4 * size)), "<f4", size)

@@ -35,11 +35,13 @@ from integrations.trainer_helpers import (
     reported_loss,
     theta,
 )
-from kit.accelerator import WAITS, Accelerator
+from kit.accelerator import TO_DEVICE, TO_HOST, WAITS, Accelerator
 from kit.model import version, workers
 from kit.server import Live, config, serving, wait_until
+from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins.precision import MixedPrecision
+from pytorch_lightning.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -191,6 +193,26 @@ def test_the_scale_of_a_grad_scaler_is_not_waited_for(accelerator: Accelerator) 
     GemCallback.on_before_backward(callback, scaled, None, loss)
     assert accelerator.counts[WAITS] == 0
     assert [value.item() for value in noted] == [5.0]
+
+
+def test_a_step_copies_once_each_way_and_waits_once(accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the gradient and the loss, from the end of the backward pass on; and the θ that comes back."""
+    counted: list[dict[str, int]] = []
+    monkeypatch.setattr(CPUAccelerator, "setup_device", lambda *_: None)  # it refuses the device
+
+    class Counting(Module):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            return nn.functional.mse_loss(self.network(batch[0]), batch[1])
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            accelerator.counts.clear()
+
+    with serving(config(RUN)) as live, worker(live) as (_, gem):
+        watch = Watch(lambda: counted.append(dict(accelerator.counts)))
+        device = SingleDeviceStrategy(accelerator.device)
+        trainer(gem, watch, strategy=device).fit(Counting(adamw), gem.loader(Sums()))
+    assert counted[-1] == {TO_HOST: 1 + 1, TO_DEVICE: 1, WAITS: 1}
+    assert len(counted) == 2 * SAMPLES / BATCH
 
 
 def test_the_last_validation_and_the_last_checkpoint_are_of_the_final_theta(tmp_path: Path) -> None:

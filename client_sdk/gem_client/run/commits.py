@@ -10,6 +10,7 @@ from gem_api.layout import Vector
 from gem_api.update_kind import UpdateKind
 
 from gem_client.answer import Answer, Base
+from gem_client.run.encoded import EncodedUpdate
 from gem_client.run.membership import Membership
 from gem_client.run.pending_commit import CommitSpan, PendingCommit
 from gem_client.run.shards import Shards
@@ -35,7 +36,7 @@ class Commits:
 
     def prepare(
         self,
-        gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike] | EncodedUpdate,
         loss: float | None,
         samples: int | None,
         batches: int | None,

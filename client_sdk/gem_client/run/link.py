@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 from gem_api.errors import GemError, InvalidRequest, RejectedCommit
+from gem_api.framing import empty
 from gem_api.layout import Vector
 from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
@@ -20,6 +21,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import Encoder, Format
 
 from gem_client.retry import RETRYABLE, Retry, logging_failures
+from gem_client.run.encoded import EncodedPart, EncodedUpdate
 from gem_client.run.pending_commit import PendingCommit
 from gem_client.transport.connection import Connection, Standing
 from gem_client.transport.side_thread import SideThread
@@ -79,6 +81,7 @@ class Link:
     Attributes:
         connection: The calls, one attempt each.
         part: Which part of θ the server holds.
+        bounds: Its elements.
         registration: The server's response to the last registration; None before the first.
         version: Version of the part of θ that was received last.
         progress: The commits in it, each counted by its share of a batch.
@@ -91,7 +94,7 @@ class Link:
         self.caller = caller
         self.connection = caller.connect(address)
         self.part = WHOLE
-        self._bounds = slice(0, 0)
+        self.bounds = slice(0, 0)
         self._renewed = False
         self.registration: pb.RegisterWorkerResponse | None = None
         self.version = 0
@@ -110,13 +113,13 @@ class Link:
         """Sets which part of a θ with P parameters the server holds. Raises InvalidRequest if θ is too small for
         that."""
         bounds = slice(*part.bounds(parameters))
-        if (self.part, self._bounds) != (part, bounds):
-            self.part, self._bounds, self._encoder, self._receiver = part, bounds, None, None
+        if (self.part, self.bounds) != (part, bounds):
+            self.part, self.bounds, self._encoder, self._receiver = part, bounds, None, None
 
     def view(self, whole: Vector) -> Vector:
         """The server's part of a packed buffer (float32, shape (P,)): a view of it, or the buffer itself if the server holds
         everything."""
-        return whole if self.part.whole else whole[self._bounds]
+        return whole if self.part.whole else whole[self.bounds]
 
     def holds(self, version: int, progress: float) -> None:
         """Notes which part of θ was received last. An older server sends no `progress`: it counts every commit as one."""
@@ -124,10 +127,10 @@ class Link:
 
     def require_part(self, held: tensors_pb2.TensorLayout) -> None:
         """Raises InvalidRequest unless the server holds the part that this link is for."""
-        if (held.range_begin, held.range_end) == (self._bounds.start, self._bounds.stop):
+        if (held.range_begin, held.range_end) == (self.bounds.start, self.bounds.stop):
             return
         what = f"the server at {self.address} holds the elements [{held.range_begin}, {held.range_end}) of the model"
-        expected = f"[{self._bounds.start}, {self._bounds.stop})"
+        expected = f"[{self.bounds.start}, {self.bounds.stop})"
         if self.part.whole:
             raise InvalidRequest(f"{what}, not {expected}, and names no other servers: connect to the server of range 0")
         raise InvalidRequest(
@@ -155,7 +158,7 @@ class Link:
         """Chooses how the lease's commits travel. If that is over the network, compiles the conversion to the wire format ahead
         of the first one, which takes about a second."""
         assert self.registration is not None
-        size = self._bounds.stop - self._bounds.start
+        size = self.bounds.stop - self.bounds.start
         self.connection.open_lane(self.registration.lease_id, size, self.caller.shared_memory)
         if self.region is None:
             self.caller.gradient_format.prepare()
@@ -176,7 +179,9 @@ class Link:
             LeaseEnded: The lease has ended.
             TransportError: The server could not be reached for as long as the session's `retry` allows.
         """
-        header, update, theta = self._header(commit), self.view(commit.update), self.view(theta)
+        whole = commit.update
+        update = whole.parts[self.part.index] if isinstance(whole, EncodedUpdate) else self.view(whole)
+        header, theta = self._header(commit), self.view(theta)
         try:
             result = self.call(lambda: self.attempt(header, update, theta))
         except RejectedCommit:
@@ -188,35 +193,47 @@ class Link:
         self.steps_done += 1
         return result
 
-    def attempt(self, header: pb.CommitHeader, update: Vector, theta: Vector) -> pb.CommitResult:
+    def attempt(self, header: pb.CommitHeader, update: Vector | EncodedPart, theta: Vector) -> pb.CommitResult:
         """Makes one attempt to commit this part: through shared memory, else through a lane's socket, else over gRPC.
 
         Args:
             header: The commit's header.
-            update: The part of the update: float32, shape (its size,).
+            update: The part of the update: float32, shape (its size,), or encoded.
             theta: Receives the part of the new θ: float32, shape (its size,).
         """
-        connection, gradient_format = self.connection, self.caller.gradient_format
+        connection = self.connection
         if not connection.chosen:
             self.open_lane()
         region = self.region
-        if region is not None:
-            if update is not region.gradient:  # a part, or the memory was replaced after the update was packed
-                np.copyto(region.gradient, update)
-            result = connection.commit_on_lane(header)
-            if theta is not region.theta:
-                np.copyto(theta, region.theta)
-            return result
-        # It keeps the gradients' rounding errors from one commit to the next.
-        encoder = self._encoder = self._encoder or gradient_format.encoder(update.size)
+        if region is None:
+            return self._attempt_over_network(header, update, theta)
+        if isinstance(update, EncodedPart):  # the memory came after the update was encoded
+            update.decode(region.gradient)
+        elif update is not region.gradient:  # a part, or the memory was replaced after the update was packed
+            np.copyto(region.gradient, update)
+        result = connection.commit_on_lane(header)
+        if theta is not region.theta:
+            np.copyto(theta, region.theta)
+        if isinstance(update, EncodedPart):
+            update.applied()
+        return result
+
+    def _attempt_over_network(self, header: pb.CommitHeader, update: Vector | EncodedPart, theta: Vector) -> pb.CommitResult:
+        connection, gradient_format = self.connection, self.caller.gradient_format
+        encoder: Encoder
+        if isinstance(update, EncodedPart):
+            encoder, packed = update, empty(0)
+        else:  # the link's own encoder keeps the gradients' rounding errors from one commit to the next
+            encoder = self._encoder = self._encoder or gradient_format.encoder(theta.size)
+            packed = update
         receiver = self._receiver = self._receiver or ThetaReceiver(self.caller.theta_format, theta.size)
         header.theta_base = receiver.base
         if connection.lane is not None:
-            nbytes = gradient_format.nbytes(update.size)
-            result = connection.commit_on_lane(header, nbytes, encoder.pieces(update), theta, receiver)
+            nbytes = gradient_format.nbytes(theta.size)
+            result = connection.commit_on_lane(header, nbytes, encoder.pieces(packed), theta, receiver)
         else:
             opening = pb.CommitRequest(header=header).SerializeToString()
-            result = connection.commit_on_stream(encoder.frames(update, opening), theta, receiver)
+            result = connection.commit_on_stream(encoder.frames(packed, opening), theta, receiver)
         encoder.applied()
         return result
 
@@ -265,7 +282,7 @@ class Link:
     def successor(self) -> Link:
         """A link to the same server, under the same lease, with a new connection and a new thread. Then `abort` this one."""
         link = Link(self.address, self.caller)
-        link.part, link._bounds, link._encoder = self.part, self._bounds, self._encoder
+        link.part, link.bounds, link._encoder = self.part, self.bounds, self._encoder
         if self._renewed and self.registration is not None:
             link.registered(self.registration)
         link.version, link.progress, link.batch_share = self.version, self.progress, self.batch_share

@@ -21,7 +21,7 @@ from gem_api.errors import (
     TransportError,
 )
 from gem_api.formats import CONTRACT
-from gem_api.framing import empty
+from gem_api.framing import empty, empty_pages
 from gem_api.hyperparameters import NO_AVERAGE, Hyperparameters, decay_of_workers
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
@@ -31,6 +31,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import as_theta_format
 
 from gem_client.answer import Base
+from gem_client.run.encoded import EncodedUpdate
 from gem_client.run.link import Caller, Link
 from gem_client.run.links import Links
 from gem_client.run.pending_commit import PendingCommit
@@ -225,8 +226,11 @@ class Membership:
 
     # -- a commit
 
-    def pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike], kind: UpdateKind, decay: bool) -> Vector:
-        """Returns the update as it is sent: float32, shape (P,), weight decay included; in shared memory if there is any.
+    def pack(
+        self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike] | EncodedUpdate, kind: UpdateKind, decay: bool
+    ) -> Vector | EncodedUpdate:
+        """Returns the update as it is sent: float32, shape (P,), weight decay included; in shared memory if there is any. One
+        that is encoded stays as it is.
 
         Raises:
             InvalidRequest: `kind` is neither "gradient" nor "delta", or the session has not joined.
@@ -235,6 +239,8 @@ class Membership:
         if kind not in KINDS:
             raise InvalidRequest(f"a commit is of kind {' or '.join(KINDS)}, not {kind!r}")
         self.rejoin_if_uncertain()  # before an interrupted commit may read the next gradient from shared memory
+        if isinstance(gradient, EncodedUpdate):
+            return gradient
         packed, own = self._pack(gradient), self.gradient
         weight_decay = decay_of_workers(self.hyperparameters)
         if kind == "delta" or not decay or not weight_decay:
@@ -435,9 +441,17 @@ class Membership:
         leader = self.links.leader
         region = leader.region
         if region is not None and leader.part.whole and self.theta is not region.theta:
-            np.copyto(region.theta, self.theta)
-            np.copyto(region.gradient, self.gradient)
-            self.theta, self.gradient = region.theta, region.gradient
+            self._move_into(region.theta, region.gradient)
+
+    def move_into_pages(self) -> None:
+        """Moves θ and the gradient into memory that a GPU may lock, if they are not in such memory, as a region is."""
+        if self.theta.flags.owndata:
+            self._move_into(empty_pages(self.theta.size), empty_pages(self.theta.size))
+
+    def _move_into(self, theta: Vector, gradient: Vector) -> None:
+        np.copyto(theta, self.theta)
+        np.copyto(gradient, self.gradient)
+        self.theta, self.gradient = theta, gradient
 
     def _pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
         own, layout = self.gradient, self.known_layout

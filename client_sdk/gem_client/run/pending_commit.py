@@ -12,6 +12,7 @@ from gem_api.process import tracing
 from gem_api.update_kind import UpdateKind
 
 from gem_client.answer import Answer, Base
+from gem_client.run.encoded import EncodedUpdate
 
 
 @dataclass(eq=False)
@@ -126,7 +127,7 @@ class PendingCommit:
         loss: Training loss of the batches; None if it is not known.
         samples: Number of samples that the update was computed on.
         base: The θ that it was computed on.
-        update: The update as it is sent: float32, shape (P,), weight decay included.
+        update: The update as it is sent: float32, shape (P,), weight decay included; or encoded already.
         batches: The batches that it covers.
         share: The share of a whole batch that it was computed on; 0: it counts as a whole one.
         sequence: Its number in the lease, the same on all servers; 0 until it is sent.
@@ -138,7 +139,7 @@ class PendingCommit:
     loss: float | None
     samples: int
     base: Base
-    update: Vector = field(default_factory=lambda: empty(0))
+    update: Vector | EncodedUpdate = field(default_factory=lambda: empty(0))
     batches: Sequence[Batch] = ()
     share: float = 0.0
     sequence: int = 0

@@ -11,8 +11,9 @@ from gem_api.update_kind import UpdateKind
 from torch import Tensor
 
 from gem_client.torch.arguments import parts_of
+from gem_client.torch.device_buffers import queues_copies
 from gem_client.torch.parameters import dense, evaluate
-from gem_client.torch.session_tensors import number, queues_copies, send
+from gem_client.torch.session_tensors import number
 
 
 class LocalSteps:
@@ -30,7 +31,7 @@ class LocalSteps:
         began_on: The values that the window began on, one tensor for each of `stepped`; empty if they are not kept.
     """
 
-    def __init__(self, stepped: Sequence[Tensor], inner: torch.optim.Optimizer) -> None:
+    def __init__(self, stepped: list[Tensor], inner: torch.optim.Optimizer) -> None:
         self._stepped, self._inner = stepped, inner
         self.began_on: list[Tensor] = []
         self._losses: list[Any] = []
@@ -64,7 +65,7 @@ class LocalSteps:
         """Counts a step, with its loss if it has one. To read one from an accelerator would wait for the step; what a CUDA
         graph computes, the next replay overwrites."""
         if loss is not None:
-            late = isinstance(loss, Tensor) and queues_copies(loss)
+            late = isinstance(loss, Tensor) and queues_copies(loss.device)
             self._losses.append(loss.detach().to(torch.float32, copy=True) if late else number(loss))
         self.made += 1
 
@@ -74,11 +75,12 @@ class LocalSteps:
             if isinstance(state := getattr(each, "state", None), dict):
                 state.clear()
 
-    def write(self, into: Sequence[Tensor]) -> None:
-        """Writes the window's update into flat float32 tensors on the host (see `send`)."""
+    def write(self, into: list[Tensor]) -> None:
+        """Writes the window's update into float32 tensors of the same shapes."""
+        began_on = [before.to(x.device) for x, before in zip(self._stepped, self.began_on, strict=True)]
         with torch.no_grad():
-            for x, before, update in zip(self._stepped, self.began_on, into, strict=True):
-                send(x.to(torch.float32) - before.to(x.device, torch.float32), update)
+            torch._foreach_copy_(into, self._stepped)
+            torch._foreach_sub_(into, began_on)
 
     def _restart(self) -> None:
         self._losses.clear()
@@ -153,12 +155,13 @@ class LocalSgd(LocalSteps):
             x.grad = None  # so that the loop can free its own
         return loss
 
-    def write(self, into: Sequence[Tensor]) -> None:
-        """Writes the window's update into flat float32 tensors on the host (see `send`)."""
-        if not self._sums:
+    def write(self, into: list[Tensor]) -> None:
+        """Writes the window's update into float32 tensors of the same shapes."""
+        if self._sums:
+            torch._foreach_copy_(into, self._sums)
+            torch._foreach_div_(into, self.made)
+        else:
             super().write(into)
-        for total, update in zip(self._sums, into, strict=False):
-            send(total / self.made, update)
 
     def _rounded(self) -> list[tuple[Tensor, Tensor]]:
         """Each x whose parameter holds a rounded copy of it, and that parameter."""

@@ -22,11 +22,11 @@ from gem_client.torch.local_steps import LocalSgd, LocalSteps, bare
 from gem_client.torch.optimizer_spec import STATE_IS_SERVERS, On, OptimizerSpec, log_differences, ways_to_train
 from gem_client.torch.parameters import (
     Parameters,
-    copy_gradient,
     dense,
     evaluate,
     fingerprint,
     first_values,
+    gather,
 )
 from gem_client.torch.rank_session import RankSession, names_of, ranks_of, tensors_of
 from gem_client.torch.watch import Watch
@@ -303,6 +303,7 @@ class Optimizer(torch.optim.Optimizer):
         self.answer = self._session.finish_commit() or self.answer
         self._under_way = False
         self._load()
+        self._tensors.wait_for_loads()  # before something else is received where θ is copied from
 
     def load_final(self, average: bool = False) -> None:
         """Loads the run's final θ into the parameters. Evaluate or save the model after this.
@@ -336,7 +337,8 @@ class Optimizer(torch.optim.Optimizer):
         elif self._overlap:
             self._step_overlapping(loss, batches, share)
         else:
-            gradient, reported = self._gather(loss)
+            self._gather(loss)
+            gradient, reported = self._tensors.sent()
             try:
                 self.answer = self._session.commit(
                     gradient, loss=reported, batches=batches, base=self._base, decay=False, share=share
@@ -386,7 +388,8 @@ class Optimizer(torch.optim.Optimizer):
         self._tensors.bind()
         if self._tensors.sends:
             local.write(self._tensors.gradients)
-        update, loss = self._tensors.written(local.loss)
+        self._tensors.send(local.loss)
+        update, loss = self._tensors.sent()
         try:
             self.answer = self._session.commit(
                 update,
@@ -410,23 +413,22 @@ class Optimizer(torch.optim.Optimizer):
             self.answer = self._session.finish_commit() or self.answer
         except RejectedCommit as error:
             rejected = error  # the last gradient was rejected; this one may be fine
-        gradient, reported = self._gather(loss)  # before the parameters move on from what it was computed on
+        self._gather(loss)  # before the parameters move on from what it was computed on
         self._load()
+        gradient, reported = self._tensors.sent()
         self._session.begin_commit(gradient, loss=reported, batches=batches, base=computed_on, decay=False, share=share)
         self._under_way = True
         if rejected is not None:
             raise rejected
 
-    def _gather(self, loss: Any) -> Any:
-        """The gradients, weight decay included, in the session's buffer (float32, shape (P,)), and the loss as a number."""
+    def _gather(self, loss: Any) -> None:
+        """Begins to bring the gradients, weight decay included, and the loss to where a commit sends them from."""
         self._tensors.bind()
         self._watch.warn_of_missing(self._settings.optimizer)
         if self._tensors.sends:
             with torch.no_grad():
-                gathered = zip(self._trained.values(), self._tensors.gradients, self._decays, strict=True)
-                for parameter, gradient, decay in gathered:
-                    copy_gradient(parameter, gradient, decay)
-        return self._tensors.written(loss)
+                gather(self._trained.values(), self._tensors.gradients, self._decays)
+        self._tensors.send(loss)
 
     def _load(self) -> None:
         """Copies the received θ into the parameters."""

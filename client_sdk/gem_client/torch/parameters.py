@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -13,8 +13,6 @@ import torch
 from gem_api.errors import InvalidRequest
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-
-from gem_client.torch.session_tensors import send
 
 log = logging.getLogger("gem_client")
 SAMPLED_VALUES = 1024
@@ -158,15 +156,19 @@ def first_values(trained: Mapping[str, Tensor]) -> dict[str, Any]:
     return values
 
 
-def copy_gradient(parameter: Tensor, into: Tensor, weight_decay: float) -> None:
-    """Copies a parameter's gradient, plus weight_decay·parameter, into a flat float32 tensor on the host (see `send`)."""
-    if parameter.grad is None:
-        into.zero_()
-        return
-    if parameter.device.type != "cpu":  # the sum is computed there, so that one tensor comes to the host, not two
-        gradient = dense(parameter.grad)
-        send(gradient.to(torch.float32).add(parameter, alpha=weight_decay) if weight_decay else gradient, into)
-        return
-    into.view(parameter.shape).copy_(dense(parameter.grad))
-    if weight_decay:
-        into.view(parameter.shape).add_(parameter.to(torch.float32), alpha=weight_decay)
+def gather(parameters: Iterable[Tensor], into: Sequence[Tensor], decays: Sequence[float]) -> None:
+    """Writes the gradient of each parameter, plus weight_decay·parameter, into a float32 tensor of its shape; zeros if it has
+    none."""
+    gradients, filled, decayed = [], [], dict[float, list[tuple[Tensor, Tensor]]]()
+    for parameter, gradient, decay in zip(parameters, into, decays, strict=True):
+        if parameter.grad is None:
+            gradient.zero_()
+            continue
+        gradients.append(dense(parameter.grad))
+        filled.append(gradient)
+        if decay:
+            decayed.setdefault(decay, []).append((gradient, parameter))
+    if filled:
+        torch._foreach_copy_(filled, gradients)
+    for decay, pairs in decayed.items():
+        torch._foreach_add_([gradient for gradient, _ in pairs], [parameter for _, parameter in pairs], alpha=decay)
