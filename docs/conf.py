@@ -37,6 +37,7 @@ html_copy_source = html_show_sourcelink = html_show_copyright = False
 _INDEX = "docs/README.md"
 # Pages with a list of those beside them.
 _LISTS = {"docs/decisions/README": "0*", "examples/README": "*/README"}
+_NOT_SEARCHED = "docs/decisions/"  # for who changes the code; users find them from the menu
 
 
 def _menu(index: str) -> str:
@@ -56,6 +57,8 @@ def _add_menu(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += f"\n```{{toctree}}\n:hidden:\n\nAll pages <{_INDEX.removesuffix('.md')}>\n```\n"
     if pages := _LISTS.get(page):
         source[0] += f"\n```{{toctree}}\n:glob:\n:maxdepth: 1\n\n{pages}\n```\n"
+    if page.startswith(_NOT_SEARCHED):
+        source[0] = f"---\nno-search: true\n---\n{source[0]}"
 
 
 def _finish(app: Sphinx, error: Exception | None) -> None:

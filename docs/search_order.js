@@ -1,5 +1,5 @@
-// The order of what the site's search finds: Sphinx's weights, then the page of questions and the guides before the reference, and
-// reports and decisions last.
+// The order of what the site's search finds: Sphinx's weights, then the page of questions, the guides and the glossary before the
+// reference; reports, CHANGELOG and CONTRIBUTING last. Decisions are not searched (conf.py).
 var Scorer = {
   objNameMatch: 11,
   objPartialMatch: 6,
@@ -10,7 +10,7 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
   score: ([page, , , , score]) => {
-    const folders = [["docs/questions", 10], ["docs/guides/", 5], ["docs/results/", -50], ["CHANGELOG", -50], ["docs/decisions/", -100]];
+    const folders = [["docs/questions", 10], ["docs/guides/", 5], ["docs/glossary", 5], ["docs/results/", -50], ["C", -50]];
     const found = folders.find(([folder]) => page.startsWith(folder));
     return score + (found ? found[1] : 0);
   },
