@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from numbers import Integral
 from types import MappingProxyType, TracebackType
@@ -60,7 +60,6 @@ class Session:
         self._lock = threading.RLock()
         self._side = SideThread("gem-session-side", self._lock)
         self._under_way: Future[Answer] | None = None
-        self.at_end: Callable[[], object] = bool  # for `Optimizer`: called when the session has ended
         self._caller = caller
         self._member = Membership(address, caller)
         self._shards = Shards(self._member, self._side, self._wait_for_commit)
@@ -479,10 +478,7 @@ class Session:
         self._side.close()
         if self.skipped:
             log.info("%s: %d batches were skipped", self.name, self.skipped)
-        self._member.links.stop()
-        self._member.leave()
-        self._member.links.close()
-        self.at_end()
+        self._member.end()
 
     # -- for `Optimizer`
 

@@ -198,7 +198,7 @@ def test_the_buffer_of_theta_is_not_overwritten_while_it_is_read(
     accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_locked, "page_locked_like", torch.empty_like)
-    session: Any = SimpleNamespace(gradient=np.zeros(2, np.float32), theta=np.ones(2, np.float32))
+    session: Any = SimpleNamespace(_member=SimpleNamespace(), gradient=np.zeros(2, np.float32), theta=np.ones(2, np.float32))
     on_device = OnDevices(session, [torch.zeros(2).to(accelerator.device)])
     on_device.bind()
     on_device.load()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import numpy.typing as npt
-from gem_api.errors import RejectedCommit
+from gem_api.errors import InvalidRequest, LayoutMismatch, RejectedCommit
+from gem_api.hyperparameters import decay_of_workers
 from gem_api.layout import Vector
-from gem_api.update_kind import UpdateKind
+from gem_api.update_kind import KINDS, UpdateKind
 
 from gem_client.answer import Answer, Base
 from gem_client.run.encoded import EncodedUpdate
@@ -47,7 +49,7 @@ class Commits:
     ) -> PendingCommit:
         """Returns the commit to make, whose span has begun. Arguments and errors are those of `Session.commit`."""
         base = base or self.handed_out  # as it is before a new lease
-        update = self._member.pack(gradient, kind, decay)
+        update = self._pack(gradient, kind, decay)
         claimed = self._shards.claim(batches)
         if samples is None:
             samples = sum(batch.samples for batch in claimed)
@@ -82,3 +84,48 @@ class Commits:
         self._shards.committed(commit.batches)
         pi_median = result.pi.median if result.HasField("pi") else None
         return Answer(theta, version, result.staleness, pi_median, discarded=result.discarded)
+
+    def _pack(
+        self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike] | EncodedUpdate, kind: UpdateKind, decay: bool
+    ) -> Vector | EncodedUpdate:
+        """Returns the update as it is sent: float32, shape (P,), weight decay included; in shared memory if there is any. One
+        that is encoded stays as it is.
+
+        Raises:
+            InvalidRequest: `kind` is neither "gradient" nor "delta", or the session has not joined.
+            LayoutMismatch: The shape or the dtype is wrong.
+        """
+        if kind not in KINDS:
+            raise InvalidRequest(f"a commit is of kind {' or '.join(KINDS)}, not {kind!r}")
+        self._member.rejoin_if_uncertain()  # before an interrupted commit may read the next gradient from shared memory
+        if isinstance(gradient, EncodedUpdate):
+            return gradient
+        packed, own = self._packed(gradient), self._member.gradient
+        weight_decay = decay_of_workers(self._member.hyperparameters)
+        if kind == "delta" or not decay or not weight_decay:
+            return packed
+        if packed is not own:  # the caller's array must not change
+            np.copyto(own, packed)
+        layout = self._member.known_layout
+        gradients, thetas = layout.split(own), layout.split(self._member.theta)
+        for tensor in layout.tensors:
+            if tensor.group.decays:
+                gradients[tensor.name] += np.float32(weight_decay) * thetas[tensor.name]
+        return own
+
+    def _packed(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
+        """The update as one float32 array, before weight decay; in shared memory if there is any."""
+        own, layout = self._member.gradient, self._member.known_layout
+        if isinstance(gradient, Mapping):
+            return layout.pack(gradient, own)
+        array = np.asarray(gradient)
+        if array.shape != (layout.size,):
+            raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
+        if array.dtype.kind != "f":
+            raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
+        region = self._member.links.leader.region
+        if region is None or own is not region.gradient:
+            return np.ascontiguousarray(array, dtype="<f4")
+        if array is not own:
+            np.copyto(own, array, casting="same_kind")
+        return own

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from gem_api import __version__
 from gem_api.errors import (
     GemError,
     InvalidRequest,
-    LayoutMismatch,
     LeaseEnded,
     RejectedCommit,
     SettingsDiffer,
@@ -22,16 +20,14 @@ from gem_api.errors import (
 )
 from gem_api.formats import CONTRACT
 from gem_api.framing import empty, empty_pages
-from gem_api.hyperparameters import NO_AVERAGE, Hyperparameters, decay_of_workers
+from gem_api.hyperparameters import NO_AVERAGE, Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.ranges import older_than_known
-from gem_api.update_kind import KINDS, UpdateKind
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import as_theta_format
 
 from gem_client.answer import Base
-from gem_client.run.encoded import EncodedUpdate
 from gem_client.run.link import Caller, Link
 from gem_client.run.links import Links
 from gem_client.run.pending_commit import PendingCommit
@@ -56,6 +52,7 @@ class Membership:
             replaces both buffers.
         sequence: Number of the lease's last commit.
         generation: Number of leases held so far.
+        at_end: Called when the session has ended.
     """
 
     def __init__(self, address: str, caller: Caller) -> None:
@@ -74,6 +71,7 @@ class Membership:
         self.gradient = empty(0)
         self.sequence = 0
         self.generation = 0
+        self.at_end: Callable[[], object] = bool
         self.request = pb.RegisterWorkerRequest(worker_name=caller.name)
 
     @property
@@ -219,39 +217,19 @@ class Membership:
         if self._registration is not None:
             self.links.leave(self._registration.lease_id, LEAVE_SECONDS)
 
+    def end(self) -> None:
+        """Leaves the run, if the worker is in it, and closes the connections."""
+        self.links.stop()
+        self.leave()
+        self.links.close()
+        self.at_end()
+
     def forget(self, for_good: bool = False) -> None:
         """Returns to the state before the first registration, so that the session may join again. `for_good`: the caller is
         done with the run, and is told so if it goes on all the same."""
         self._registration, self._left_for_good = None, for_good
 
     # -- a commit
-
-    def pack(
-        self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike] | EncodedUpdate, kind: UpdateKind, decay: bool
-    ) -> Vector | EncodedUpdate:
-        """Returns the update as it is sent: float32, shape (P,), weight decay included; in shared memory if there is any. One
-        that is encoded stays as it is.
-
-        Raises:
-            InvalidRequest: `kind` is neither "gradient" nor "delta", or the session has not joined.
-            LayoutMismatch: The shape or the dtype is wrong.
-        """
-        if kind not in KINDS:
-            raise InvalidRequest(f"a commit is of kind {' or '.join(KINDS)}, not {kind!r}")
-        self.rejoin_if_uncertain()  # before an interrupted commit may read the next gradient from shared memory
-        if isinstance(gradient, EncodedUpdate):
-            return gradient
-        packed, own = self._pack(gradient), self.gradient
-        weight_decay = decay_of_workers(self.hyperparameters)
-        if kind == "delta" or not decay or not weight_decay:
-            return packed
-        if packed is not own:  # the caller's array must not change
-            np.copyto(own, packed)
-        gradients, thetas = self.known_layout.split(own), self.known_layout.split(self.theta)
-        for tensor in self.known_layout.tensors:
-            if tensor.group.decays:
-                gradients[tensor.name] += np.float32(weight_decay) * thetas[tensor.name]
-        return own
 
     def commit(self, commit: PendingCommit) -> pb.CommitResult | None:
         """Has all servers apply a commit; `theta` then holds the new θ.
@@ -452,22 +430,6 @@ class Membership:
         np.copyto(theta, self.theta)
         np.copyto(gradient, self.gradient)
         self.theta, self.gradient = theta, gradient
-
-    def _pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
-        own, layout = self.gradient, self.known_layout
-        if isinstance(gradient, Mapping):
-            return layout.pack(gradient, own)
-        array = np.asarray(gradient)
-        if array.shape != (layout.size,):
-            raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
-        if array.dtype.kind != "f":
-            raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
-        region = self.links.leader.region
-        if region is None or own is not region.gradient:
-            return np.ascontiguousarray(array, dtype="<f4")
-        if array is not own:
-            np.copyto(own, array, casting="same_kind")
-        return own
 
     def _unless_ended(self, work: Callable[[], T]) -> T:
         """Calls `work` under the lease; takes a new one and calls it again if that has ended."""

@@ -111,7 +111,7 @@ class OnDevices:
         self.buffers = DeviceBuffers(parameters)
         self._locks = PageLocks(device, self.buffers.wait)
         self.release = self._locks.release
-        session.at_end = self.release
+        session._member.at_end = self.release
         self._session = session
         self._encoder: DeviceEncoder | None = None
         self._encodes = False  # whether the next commit was encoded
