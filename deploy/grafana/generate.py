@@ -98,7 +98,7 @@ def _alert_list() -> dashboard.Panel:
         "stateFilter": {"firing": True, "pending": True, "error": True, "noData": False, "normal": False},
     }  # fmt: skip
     panel = dashboard.Panel().type("alertlist").title("Alerts").options(options)
-    panel = panel.description("Alerts that fire, or will soon, of every run; docs/runbook.md explains each. Good: none.")
+    panel = panel.description("Alerts of every run that fire, or soon will; docs/troubleshooting.md explains each. Good: none.")
     return panel.span(_WIDTH - _SIXTH).height(4)
 
 

@@ -1,4 +1,4 @@
-"""The alerts use only exported metrics. Each is explained in the runbook and tested by promtool."""
+"""The alerts use only exported metrics. Each is explained on the troubleshooting page and tested by promtool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from telemetry.exported import TARGET, exported, grouped_by, metrics_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
-RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
 OF_A_RUN = {"job", "run", "run_id"}  # what the servers of one run have in common
 OF_NO_SERVER = {"GemServerAbsent", "GemRangeMissing"}  # their servers have no labels
@@ -29,16 +29,16 @@ def read(name: str) -> Any:
 RULES = [rule for group in read("alerts.yml")["groups"] for rule in group["rules"]]
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
-SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", RUNBOOK, re.MULTILINE))
+SECTIONS = dict(re.findall(r"^### (Gem.+)\n((?:(?!##+ ).*\n)*)", PAGE, re.MULTILINE))
 TESTS = read("alerts_test.yml")["tests"]
 
 
 def expressions() -> dict[str, str]:
-    """Every PromQL expression, by where it stands: those of the rules, and the indented ones of the runbook."""
+    """Every PromQL expression, by where it stands: those of the rules, and the indented ones of the page."""
     found = {rule.get("alert") or rule["record"]: rule["expr"] for rule in RULES}
     for alert, text in SECTIONS.items():
         for number, line in enumerate(re.findall(r"^    (.*gem[_:].*)$", text, re.MULTILINE)):
-            found[f"{alert}, runbook {number}"] = line
+            found[f"{alert}, page {number}"] = line
     return found
 
 
@@ -112,13 +112,13 @@ def test_every_alert_says_how_bad_it_is_what_is_so_and_what_to_do_first(name: st
     assert set(severities) <= {"critical", "warning"}
     assert rule["annotations"].keys() == {"summary", "description"}
     assert re.search(r"\bFirst ", rule["annotations"]["description"])
-    assert not re.search("docker compose|kubectl", str(rule["annotations"])), "the runbook has the commands of each engine"
+    assert not re.search("docker compose|kubectl", str(rule["annotations"])), "the page has the commands of each engine"
 
 
-# -- the runbook
+# -- the page
 
 
-def test_every_alert_has_a_name_of_its_own_a_section_in_the_runbook_and_tests() -> None:
+def test_every_alert_has_a_name_of_its_own_a_section_on_the_page_and_tests() -> None:
     assert len(ALERTS) + len(RECORDED) == len(RULES)
     assert SECTIONS.keys() == ALERTS.keys()
     assert {case["alertname"] for test in TESTS for case in test.get("alert_rule_test", [])} == ALERTS.keys()
@@ -126,7 +126,7 @@ def test_every_alert_has_a_name_of_its_own_a_section_in_the_runbook_and_tests() 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_section_says_what_it_means_where_to_look_and_what_to_do(name: str) -> None:
-    assert re.findall(r"^\*\*(.+?)\.\*\*", SECTIONS[name], re.MULTILINE) == ["What it means", "Look at", "What to do"]
+    assert re.findall(r"^\*\*(.+?)\.\*\*", SECTIONS[name], re.MULTILINE) == ["Meaning", "Look", "Do"]
 
 
 # -- promtool's tests of the rules

@@ -195,7 +195,7 @@ def test_large_numbers_stay_whole_numbers() -> None:
 
 
 # The pages, and the release that each tells of.
-PAGES = {CHART / "README.md": "demo", ROOT / "docs/guides/kubernetes.md": "demo", ROOT / "docs/runbook.md": "digits"}
+PAGES = {CHART / "README.md": "demo", ROOT / "docs/guides/kubernetes.md": "demo", ROOT / "docs/troubleshooting.md": "digits"}
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -236,8 +236,8 @@ def test_values_that_the_page_shows_are_accepted_and_valid(block: int) -> None:
     assert len(BLOCKS) == 2
 
 
-def test_the_runbooks_pod_that_moves_checkpoints_is_valid_and_mounts_the_servers_volume() -> None:
-    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+def test_the_pages_pod_that_moves_checkpoints_is_valid_and_mounts_the_servers_volume() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"kubectl apply -n ml -f - <<'END'\n(.*?)^    END$", page, re.DOTALL | re.MULTILINE)
     pod, stateful = yaml.safe_load(textwrap.dedent(text)), found(objects(release="digits"), "StatefulSet")
     kubernetes_validate.validate(pod, NEWEST, strict=True)

@@ -38,7 +38,7 @@ _ABSENT, _ABSENT_UNNAMED = ', instance=""', ', instance="", run=""'
 
 ALERTS = number(
     "Alerts firing",
-    "Alerts of this run's servers that are firing now. Good: 0. The list beside names them; docs/runbook.md explains each.",
+    "Alerts of this run's servers that fire now. Good: 0. The list beside names them; docs/troubleshooting.md explains each.",
     f"count({_firing()} {ONCE_OF_RUN} or {_firing(_ABSENT)} and on (run) last_over_time({SERVER_UP}[1d]) "
     f"or {_firing(_ABSENT_UNNAMED)}) or vector(0)",
     limits=Limits(orange=1, red=1),

@@ -1,4 +1,4 @@
-"""The runbook's steps back to an earlier checkpoint, done as written."""
+"""The page's steps back to an earlier checkpoint, done as written."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from gem_client import Admin, connect
 from kit.model import GRADIENT, PLAIN, Array, model, theta, version
 from kit.server import config, serving
 
-RUNBOOK = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
 
 def move_aside(folder: Path, newer: str, log: bool) -> None:
-    """Runs the runbook's commands in this folder, for these checkpoints, with the log or without it."""
-    (commands,) = re.findall(
-        r"^      mkdir /checkpoints/aside\n      mv /checkpoints/checkpoint-\S+ .*$", RUNBOOK, re.MULTILINE
-    )
+    """Runs the page's commands in this folder, for these checkpoints, with the log or without it."""
+    (commands,) = re.findall(r"^      mkdir /checkpoints/aside\n      mv /checkpoints/checkpoint-\S+ .*$", PAGE, re.MULTILINE)
     commands = re.sub(r"checkpoint-\d+-\*", newer, commands)
     commands = (commands if log else commands.replace(" /checkpoints/log", "")).replace("/checkpoints", str(folder))
     subprocess.run(["sh", "-ec", commands], check=True)
 
 
 def resumed(folder: Path, durability: str, log: bool) -> tuple[int, Array, Array]:
-    """A run of two commits, with a checkpoint after the first, is taken back to that one by the runbook's commands, with the
+    """A run of two commits, with a checkpoint after the first, is taken back to that one by the page's commands, with the
     log or without it. Returns its version then, its θ, and the θ of the checkpoint."""
     begun = config(PLAIN, checkpoint_dir=folder, durability=durability)
     with serving(begun) as live, connect(live.address) as session, Admin(live.address) as admin:
