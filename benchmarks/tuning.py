@@ -153,15 +153,19 @@ def figure(runs: Mapping[Choice, Run]) -> Figure:
     return drawn
 
 
-def table_row(choice: Choice, run: Run) -> str:
-    """A line of the page's table."""
+def table_row(choice: Choice, run: Run, above: Choice | None) -> str:
+    """A line of the page's table; its method is left out if the line above has it."""
     matched = choice.rule == "gem"
-    method = f"{choice.rule} {choice.optimizer}" + (f", λ {choice.local_steps}" if choice.local_steps > 1 else "")
+    method = "" if above and _method(above) == _method(choice) else _method(choice)
     workers = str(choice.workers) + (f", {choice.epochs} epochs" if choice.epochs != EPOCHS else "")
     kappa = f"{choice.hyperparameters().kappa:g}" if matched else "–"
     pi = f"{run.pi_median:.3f}" if matched and run.pi_median is not None else "–"
     loss = "–" if run.final_loss is None else f"{run.final_loss:.3f}"
     return row([method, workers, f"{choice.learning_rate:g}", kappa, f"{100 * run.test_accuracy:.2f}", loss, pi])
+
+
+def _method(choice: Choice) -> str:
+    return f"{choice.rule} {choice.optimizer}" + (f", λ {choice.local_steps}" if choice.local_steps > 1 else "")
 
 
 def draw(folder: Path) -> Path:
@@ -173,9 +177,11 @@ def draw(folder: Path) -> Path:
     order.sort(key=lambda choice: (choice.rule != "gem", choice.optimizer))
     if all(choice in runs for choice in SHOWN.values()):
         save(figure(runs), folder / "curves.png")
+    before = [None, *order]
+    rows = [table_row(choice, runs[choice], above) for choice, above in zip(order, before, strict=False)]
     return filled(
         Path(__file__).with_suffix(".txt"), folder / "README.md",
-        rows="\n".join(table_row(choice, runs[choice]) for choice in order), batch=BATCH,
+        rows="\n".join(rows), batch=BATCH,
         parameters=f"{784 * HIDDEN + HIDDEN + HIDDEN * 10 + 10:,}",
     )  # fmt: skip
 

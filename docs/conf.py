@@ -20,7 +20,6 @@ include_patterns = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "docs/**.rst", "examples/**README.md", "benchmarks/README.md",
     "deploy/custom-worker/README.md", "deploy/helm/gem/README.md",
 ]  # fmt: skip
-exclude_patterns = ["docs/results/*/remarks.md"]  # parts of the pages beside them
 myst_heading_anchors = 4
 smartquotes = False  # they would make a dash of the two of an option
 autodoc_typehints = "description"

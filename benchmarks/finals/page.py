@@ -15,6 +15,8 @@ from benchmarks.lib.page import filled, table
 from benchmarks.versus.profiles import KINDS
 
 Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
+MAIN = ("transformer", 8, 200)  # what most runs are of: model, workers, rounds
+_SHORT = {plan.FAST: "fast", plan.PROPORTION: "proportion", plan.BACKUP: "backup"}
 _DESIGNS = tuple(dict.fromkeys(name for profile in KINDS for name in plan.designs(profile, 8)))
 
 
@@ -60,109 +62,153 @@ def standard_error(losses: Sequence[float]) -> float:
     return stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
 
 
-def text(losses: Sequence[float], rate: str = "") -> str:
-    """The mean, its standard error and the number of seeds; the rate, if it was chosen."""
+def text(losses: Sequence[float]) -> str:
+    """The mean, its standard error and the number of seeds."""
     if not losses:
         return ""
     if not all(map(math.isfinite, losses)):
         return "diverged"
     error = f" ± {standard_error(losses):.3f}" if len(losses) > 1 else ""
-    return f"**{mean(losses):.3f}**{error} ({len(losses)}{f'; {rate}' if rate else ''})"
+    return f"{mean(losses):.3f}{error} ({len(losses)})"
 
 
 def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     """Writes the page, and returns its path."""
     losses = Losses(results)
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
-    parts = [_section(losses, *place) for place in places if place[1:] not in {*plan.WITHOUT.values(), *plan.number_alone()}]
-    parts.append(_section(losses, "transformer", 8, 200, plan.CONSTANT))
+    others = [each for each in places if each != MAIN and each[1:] not in {*plan.WITHOUT.values(), *plan.number_alone()}]
+    rows = [row for place in others for row in _short_rows(losses, *place)] + _short_rows(losses, *MAIN, plan.CONSTANT)
+    heads = ["Cluster", "before", "in step", "DDP, all", "an expert's best", "difference"]
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
-        missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), tables="\n\n".join(filter(None, parts)),
-        apart=_apart(losses), real="\n\n".join(filter(None, (_real(losses, *place) for place in places))),
-        parts=_parts(losses, results), number=_number(losses),
+        missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), main=_main(losses),
+        others=table(["Model, workers, rounds", *heads], rows),
+        apart=_apart(losses), real=_real(losses, places), parts=_parts(losses, results), number=_number(losses),
     )  # fmt: skip
 
 
-def _section(losses: Losses, model: str, workers: int, rounds: int, more: str = "") -> str:
-    """The table of a place: of the runs with `more` in their settings, if given."""
-    heads = ["Cluster", "before", "in step", "in step, without the slow", *_DESIGNS]
+def _main(losses: Losses) -> str:
+    """The table with every design that an expert would build."""
     rows = []
     for profile in KINDS:
-        where, designs = (model, profile, workers, rounds), plan.designs(profile, workers)
+        where, designs = (MAIN[0], profile, *MAIN[1:]), plan.designs(profile, MAIN[1])
+        cells = [*(_of_this_server(losses, where, each) for each in (plan.TODAY, plan.BOTH))]
+        cells.append(text(_without_the_slow(losses, where)))
+        cells += [_best(losses, where, "rounds", designs[name]) if name in designs else "" for name in _DESIGNS]
+        rows.append([profile, *cells, difference(losses, where)])
+    return table(["Cluster", "before", "in step", "in step, fast alone", *_DESIGNS, "difference"], rows)
+
+
+def difference(losses: Losses, where: Cell, more: str = "") -> str:
+    """In step less the best rival, of the seeds that both have: mean and standard error; empty if there are less than two."""
+    designs = [f"{each} {more}".strip() for each in plan.designs(str(where[1]), int(str(where[2]))).values()]
+    tried = [(mean(found), rate, each) for each in designs for rate, found in [losses.best(where, "rounds", each)] if found]
+    if not tried:
+        return ""
+    _, rate, settings = min(tried)
+    theirs = losses.seeds(*where, "rounds", f"rate={rate} {settings}".strip())
+    ours = losses.seeds(*where, "ours", _settings(losses, where, plan.BOTH, more))
+    both = [(one.loss, theirs[seed].loss) for seed, one in ours.items() if seed in theirs]
+    found = [one - other for one, other in both if one is not None and other is not None]
+    return f"{mean(found):+.3f} ± {standard_error(found):.3f}" if len(found) > 1 else ""
+
+
+def _settings(losses: Losses, where: Cell, settings: str, more: str) -> str:
+    """Of this server: at one rate for all clusters, or at the best of several, as the rivals, if one has not been chosen."""
+    if where[0] in plan.OTHER_RATES or more:
+        whole = f"{settings} {more}".strip()
+        return f"rate={losses.best(where, 'ours', whole)[0]} {whole}".strip()
+    return plan.ours(settings)
+
+
+def _short_rows(losses: Losses, model: str, workers: int, rounds: int, more: str = "") -> list[list[str]]:
+    """The rows of another place: of the runs with `more` in their settings, if given."""
+    rows: list[list[str]] = []
+    for profile in KINDS:
+        where = (model, profile, workers, rounds)
         cells = [*(_of_this_server(losses, where, each, more) for each in (plan.TODAY, plan.BOTH))]
-        cells.append("" if more else text(_without_the_slow(losses, where)))
-        for name in _DESIGNS:
-            cells.append(_best(losses, where, "rounds", f"{designs[name]} {more}".strip()) if name in designs else "")
+        cells.append(_best(losses, where, "rounds", more))
+        cells.append(_experts(losses, where, "rounds", more))
         if any(cells):
-            rows.append([profile, *cells])
-    shown = [column for column in range(len(heads)) if any(row[column] for row in rows)]
-    rows, heads = [[row[column] for column in shown] for row in rows], [heads[column] for column in shown]
-    at = ", constant rate" if more else ""
-    return f"## {model}, {workers} workers, {rounds} rounds{at}\n\n" + table(heads, rows) if rows else ""
+            place = "" if rows else f"{model}, {workers}, {rounds:,}{', constant rate' if more else ''}"
+            rows.append([place, profile, *cells, difference(losses, where, more)])
+    return rows
 
 
 def _best(losses: Losses, where: Cell, method: str, settings: str) -> str:
     rate, found = losses.best(where, method, settings)
-    return text(found, rate) + losses.right(*where, method, f"rate={rate} {settings}".strip())
+    return text(found) + losses.right(*where, method, f"rate={rate} {settings}".strip())
+
+
+def _experts(losses: Losses, where: Cell, method: str, more: str = "") -> str:
+    """The lowest loss of what an expert would build instead of DDP on all workers, with its name; empty if there is none."""
+    tried = []
+    for name, design in plan.designs(str(where[1]), int(str(where[2]))).items():
+        settings = f"{design} {more}".strip()
+        found = losses.best(where, method, settings)[1] if name != plan.ALL else []
+        if found:
+            tried.append((mean(found), f"{_best(losses, where, method, settings)} {_SHORT[name]}"))
+    return min(tried)[1] if tried else ""
 
 
 def _apart(losses: Losses) -> str:
     """Others that do not wait in each step, at their best rates, beside this server."""
     rows = []
     for profile in plan.THREE:
-        where = ("transformer", profile, 8, 200)
+        where = (MAIN[0], profile, *MAIN[1:])
         cells = [_best(losses, where, method, settings) for method, settings in plan.APART.values()]
         if any(cells):
             rows.append([profile, _of_this_server(losses, where, plan.BOTH), *cells])
     return table(["Cluster", "in step", *plan.APART], rows)
 
 
-def _real(losses: Losses, model: str, workers: int, rounds: int) -> str:
-    """The table of real processes beside the simulated ones; empty if there are none."""
-    rows = []
-    for profile in KINDS:
-        where = (model, profile, workers, rounds)
-        teams = [("ours", plan.TODAY, "before"), ("ours", plan.BOTH, "in step")]
-        teams += [("rounds", settings, name) for name, settings in plan.designs(profile, workers).items()]
-        ddp = losses.seeds(*where, "real rounds", f"rate={losses.best(where, 'real rounds', '')[0]}")
-        for method, settings, name in teams:
-            rate, found = losses.best(where, f"real {method}", settings)
-            whole = f"rate={rate} {settings}".strip()
-            if found:
-                made, simulated = losses.seeds(*where, f"real {method}", whole), losses.seeds(*where, method, whole)
-                chosen = rate if method == "rounds" or model in plan.OTHER_RATES else ""
-                told = text(losses.of(*where, method, whole))
-                rows.append([profile, name, text(found, chosen), told, _used(made, simulated), _sooner(made, ddp)])
-    heads = ["Cluster", "", "real", "simulated", "gradients", "DDP's loss at"]
-    return f"### {model}, {workers} workers, {rounds} rounds\n\n" + table(heads, rows) if rows else ""
+def _real(losses: Losses, places: Iterable[tuple[str, int, int]]) -> str:
+    """The table of real processes."""
+    rows: list[list[str]] = []
+    for model, workers, rounds in places:
+        name = f"{model}, {workers}"
+        for profile in KINDS:
+            where = (model, profile, workers, rounds)
+            mine = losses.best(where, "real ours", plan.BOTH)[0]
+            rate = losses.best(where, "real rounds", "")[0]
+            if mine:
+                cells = [_best(losses, where, *each) for each in (("real ours", plan.BOTH), ("real rounds", ""))]
+                cells.append(_experts(losses, where, "real rounds"))
+                whole = f"rate={mine} {plan.BOTH}"
+                used = [_used(losses, where, *each) for each in (("ours", whole), ("rounds", f"rate={rate}"))]
+                ours, ddp = losses.seeds(*where, "real ours", whole), losses.seeds(*where, "real rounds", f"rate={rate}")
+                rows.append([name, profile, *cells, ", ".join(filter(None, used)), _sooner(ours, ddp)])
+                name = ""
+    heads = ["Model, workers", "Cluster", "in step", "DDP, all", "an expert's best", "gradients", "DDP's loss at"]
+    return table(heads, rows)
 
 
-def _used(made: Mapping[int, Outcome], simulated: Mapping[int, Outcome]) -> str:
+def _used(losses: Losses, where: Cell, method: str, settings: str) -> str:
     """The gradients of real runs, as a share of those of the same simulated ones."""
+    simulated = losses.seeds(*where, method, settings)
+    made = losses.seeds(*where, f"real {method}", settings)
     shares = [each.gradients / simulated[seed].gradients for seed, each in made.items() if seed in simulated]
     return f"{100 * mean(shares):.0f} %" if shares else ""
 
 
 def _sooner(made: Mapping[int, Outcome], ddp: Mapping[int, Outcome]) -> str:
-    """When the last loss of DDP on all workers was first reached, as a mean share of the time, and in how many runs."""
+    """When the last loss of DDP on all workers was first reached, as a mean share of the time; empty if not by all."""
     goals = [(each, goal) for seed, each in made.items() if seed in ddp and (goal := ddp[seed].loss) is not None]
     first = [next((time for time, loss in out.curve if loss is not None and loss <= goal), None) for out, goal in goals]
     reached = [time / out.time for time, (out, _) in zip(first, goals, strict=True) if time is not None]
-    return f"{100 * mean(reached):.0f} % ({len(reached)} of {len(goals)})" if reached else "not" if goals else ""
+    return f"{100 * mean(reached):.0f} %" if goals and len(reached) == len(goals) else ""
 
 
 def _of_this_server(losses: Losses, where: Cell, settings: str, more: str = "") -> str:
-    """At one rate for all clusters; the best of several, as the rivals, if one has not been chosen for such a training."""
-    if where[0] in plan.OTHER_RATES or more:
-        return _best(losses, where, "ours", f"{settings} {more}".strip())
-    return text(losses.of(*where, "ours", plan.ours(settings)))
+    """Its loss at the end, and the share of right answers if that is known."""
+    whole = _settings(losses, where, settings, more)
+    return text(losses.of(*where, "ours", whole)) + losses.right(*where, "ours", whole)
 
 
 def _without_the_slow(losses: Losses, where: Cell) -> list[float]:
     """Of this server in step, on the fast workers alone; empty if that was not run."""
     model, profile, workers, rounds = where
-    if (workers, rounds) != (8, 200) or profile not in plan.WITHOUT:
+    if (model, workers, rounds) != MAIN or profile not in plan.WITHOUT:
         return []
     return losses.of(model, "equal", *plan.WITHOUT[str(profile)], "ours", plan.ours(plan.BOTH))
 
@@ -179,11 +225,11 @@ def _number(losses: Losses) -> str:
     for workers in plan.NUMBERS:
         cells = []
         for rounds in plan.LENGTHS:
-            rate, seeds = found[workers, rounds]
-            sooner = f", {_as_long(alone, mean(seeds)) / rounds:.1f} times sooner" if seeds and workers > 1 and alone else ""
-            cells.append(text(seeds, rate) + sooner)
+            seeds = found[workers, rounds][1]
+            sooner = f", {_as_long(alone, mean(seeds)) / rounds:.1f} ×" if seeds and workers > 1 and alone else ""
+            cells.append(text(seeds) + sooner)
         rows.append([workers, *cells])
-    return table(["Workers", *(f"{each:,} batches of each" for each in plan.LENGTHS)], rows)
+    return table(["Workers", *(f"{each:,} batches each" for each in plan.LENGTHS)], rows)
 
 
 def _as_long(alone: Mapping[int, float], loss: float) -> float:
@@ -196,7 +242,7 @@ def _parts(losses: Losses, results: Iterable[Run]) -> str:
     tried = dict.fromkeys(run.settings for run in results if run.method == "ours")
     heads = ["What is different", *plan.HARD]
     rows = [
-        [name, *(text(losses.of("transformer", profile, 8, 200, "ours", settings)) for profile in plan.HARD)]
+        [name, *(text(losses.of(MAIN[0], profile, *MAIN[1:], "ours", settings)) for profile in plan.HARD)]
         for name, settings in ((plan.named(each), each) for each in tried)
         if name
     ]

@@ -40,7 +40,7 @@ def draw(folder: Path) -> Path:
 
 
 def _order_table(runs: made.Runs) -> str:
-    heads = ["Spread", "The model: stable below c·η·h =", "Leap", "Accuracy", "Leap, `against=0.5`", "Accuracy"]
+    heads = ["Spread", "Stable below", "Leap", "Accuracy, %", "Leap, `against=0.5`", "Accuracy, %"]
     rows = []
     for spread in made.SPREADS:
         limit = stable_below(gamma_times(spread), made.experiment().momentum)
@@ -51,12 +51,12 @@ def _order_table(runs: made.Runs) -> str:
 
 def _remedy_table(runs: made.Runs) -> str:
     rows = ([name, _cells(runs, case)] for name, case in made.REMEDIES.items())
-    return markdown.table(["In lockstep, 100 workers", "Leap", "Accuracy"], rows)
+    return markdown.table(["In lockstep, 100 workers", "Leap", "Accuracy, %"], rows)
 
 
 def _count_table(runs: made.Runs, counts: Iterable[int]) -> str:
     rows = ([n, *(_cells(runs, made.experiment(workers=n, spread=spread)) for spread in (LOCKSTEP, AT_RANDOM))] for n in counts)
-    return markdown.table(["Workers", "Leap in lockstep", "Accuracy", "Leap at random times", "Accuracy"], rows)
+    return markdown.table(["Workers", "Leap in lockstep", "Accuracy, %", "Leap at random times", "Accuracy, %"], rows)
 
 
 def _cells(runs: made.Runs, case: Experiment) -> str:
@@ -64,7 +64,7 @@ def _cells(runs: made.Runs, case: Experiment) -> str:
     found = made.under_all_seeds(runs, case)
     if not found:
         return "– | –"
-    return f"{made.mean_leap(runs, case):.2f} | {100 * np.mean([run.accuracy for run in found]):.2f} %"
+    return f"{made.mean_leap(runs, case):.2f} | {100 * np.mean([run.accuracy for run in found]):.2f}"
 
 
 def _seeds(runs: made.Runs) -> str:

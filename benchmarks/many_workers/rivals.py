@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -170,20 +171,29 @@ def progress(known: Outcomes) -> str:
 
 
 def table(known: Outcomes) -> str:
-    """The page's table: every rule at its best rate and settings, and at the paper's rate."""
-    rows: list[list[object]] = []
-    for best in sorted(best_known(known), key=lambda trial: (workers_of(trial), trial.spread, -_mean(known, trial))):
-        same = [each for each in known if each.seed == CHOICE_SEED and _alike(each) == _alike(best)]
-        tried = sorted({each.learning_rate for each in same})
-        papers = [known[each] for each in same if each.learning_rate == 0.05]
-        at_an_end = best.learning_rate in (tried[0], tried[-1])
-        order = "lockstep" if best.spread == LOCKSTEP else "random"
-        rows.append([
-            workers_of(best), order, label(best), f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
-            f"{best.learning_rate:g}" + " *" * at_an_end + f", `{best.rule_options}`" * bool(best.rule_options),
-            _accuracies(_reported(known, best)), _accuracies(papers[:1]),
-        ])  # fmt: skip
-    return markdown.table(["Workers", "Order", "Rule", "Rates tried", "Best", "Test accuracy", "at the paper's 0.05"], rows)
+    """The page's table: every rule at its best rate and settings, by the number of workers and their order."""
+    best = {(label(trial), workers_of(trial), trial.spread): trial for trial in best_known(known)}
+    places = list(product(GRADIENTS, (LOCKSTEP, AT_RANDOM)))
+    rows = []
+    for name in (*(each.label for each in RULES), SYNCHRONOUS):
+        found = [best.get((name, *place)) for place in places]
+        if any(found):
+            rows.append([name, *(_cell(known, trial) if trial else "" for trial in found)])
+    heads = [f"{workers}, {'lockstep' if spread == LOCKSTEP else 'random times'}" for workers, spread in places]
+    return markdown.table(["Rule", *heads], rows)
+
+
+def _cell(known: Outcomes, best: Experiment) -> str:
+    """Accuracies, the best rate, and marks for a rate at the end of the grid and for failure at the paper's rate."""
+    same = [each for each in known if each.seed == CHOICE_SEED and _alike(each) == _alike(best)]
+    rates = {each.learning_rate for each in same}
+    at_an_end = best.learning_rate in (min(rates), max(rates))
+    fails = any(known[each].final_loss > NOT_LEARNED for each in same if each.learning_rate == 0.05)
+    found = _reported(known, best)
+    learned = [100 * each.accuracy for each in found if each.final_loss <= NOT_LEARNED]
+    failed = f", {len(found) - len(learned)} failed" * (len(learned) < len(found))
+    mark = "*" * at_an_end + "†" * fails
+    return f"{np.mean(learned):.1f} ({min(learned):.1f}–{max(learned):.1f}{failed}), {best.learning_rate:g}{mark}"
 
 
 def waiting_table(held: Outcomes, at_once: Outcomes) -> str:
@@ -193,9 +203,9 @@ def waiting_table(held: Outcomes, at_once: Outcomes) -> str:
         for name, known, wait in (("at once", at_once, 0.0), (f"held, `reply_wait` {WAIT}", held, WAIT)):
             made = [known[each].accuracy for each in waiting_cases(wait) if each.workers == workers and each in known]
             if made:
-                each = ", ".join(f"{100 * accuracy:.2f} %" for accuracy in made)
-                rows.append([workers, name, each, f"{100 * np.mean(made):.2f} %"])
-    return markdown.table(["Workers", "Replies", "Test accuracy", "Mean"], rows)
+                each = ", ".join(f"{100 * accuracy:.2f}" for accuracy in made)
+                rows.append([workers, name, each, f"{100 * np.mean(made):.2f}"])
+    return markdown.table(["Workers", "Replies", "Test accuracy, %", "Mean"], rows)
 
 
 def _alike(trial: Experiment) -> Experiment:
@@ -205,15 +215,6 @@ def _alike(trial: Experiment) -> Experiment:
 
 def _reported(known: Outcomes, best: Experiment) -> list[Outcome]:
     return [known[one] for seed in SEEDS if (one := replace(best, seed=seed)) in known]
-
-
-def _mean(known: Outcomes, best: Experiment) -> float:
-    return float(np.mean([each.accuracy for each in _reported(known, best)]))
-
-
-def _accuracies(found: list[Outcome]) -> str:
-    words = ["failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f} %" for each in found]
-    return ", ".join(words) or "–"
 
 
 def stored(path: Path) -> Store[Experiment, Outcome]:

@@ -87,7 +87,6 @@ REMEDIES = {
     "π at most 1": experiment(pi_max=1),
     "4 local steps": experiment(local_steps=4),
     "eight moments for all workers (`proxy=global`)": experiment(proxy="global"),
-    "AdamW on the server, η = 0.001": experiment(optimizer="adamw", learning_rate=0.001),
 }
 
 

@@ -13,7 +13,7 @@ from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured
 
 _HERE = Path(__file__).parent
-REMARKS = "remarks.md"  # written by hand, beside the page: where the results differ from the paper, and why
+_REMARKS = "What was not run, and what differs"  # written by hand, and kept
 _HEADINGS = {
     "1": "Fig. 1: more workers", "2": "Fig. 2: as many workers as the paper has", "3": "Fig. 3: π and the number of workers",
     "4": "Fig. 4: time, at a fixed effective batch", "5": "Fig. 5: against sequential momentum SGD",
@@ -36,29 +36,34 @@ class State:
 
 
 def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) -> Path:
-    """Writes README.md for the figures' PNGs in the folder. A figure without runs keeps
-    its section and its claims of the page as it was, because you may not have all runs."""
+    """Writes README.md for the figures' PNGs in the folder. A figure without runs keeps its section and its claims of the page
+    as it was, because you may not have all runs; so does the head if there are no runs at all."""
     page = folder / "README.md"
     before = page.read_text() if page.exists() else ""
-    sections = {name: old for name in FIGURES if not states[name].measured and (old := _section(before, name))}
+    sections = {name: old for name in FIGURES if not states[name].measured and (old := _figure_before(before, name))}
     rows = [line for line in before.splitlines() if line.startswith(tuple(f"| {name} | " for name in sections))]
-    remarks = folder / REMARKS
+    runs = any(state.measured for state in states.values())
     parts = [
-        *_head(scale, states, note, list(sections)),
+        *(_head(scale, states, note, list(sections)) if runs else [before.partition("\n## ")[0].strip()]),
+        *filter(None, [_section(before, _REMARKS)]),
         _table("The paper's claims", "The paper", PAPER, states, rows),
         _table("Beyond the paper", "Expected", OURS, states, rows),
-        *([remarks.read_text().strip()] if remarks.exists() else []),
         *(sections.get(name) or _figure(name, states[name]) for name in FIGURES),
     ]
     page.write_text("\n\n".join(parts) + "\n")
     return page
 
 
-def _section(before: str, figure: str) -> str | None:
+def _section(before: str, heading: str) -> str:
+    """The section of the page as it was; empty if it had none."""
+    _, found, rest = before.partition(f"## {heading}\n")
+    return f"{found}\n{rest.partition(chr(10) + '## ')[0].strip()}" if found else ""
+
+
+def _figure_before(before: str, figure: str) -> str | None:
     """The section about a figure in the page as it was; None if it had no runs then either."""
-    _, found, rest = before.partition(f"## {_HEADINGS[figure]}\n")
-    section = rest.partition("\n## ")[0].strip()
-    return f"{found}\n{section}" if found and f"({figure}.png)" in section else None
+    section = _section(before, _HEADINGS[figure])
+    return section if f"({figure}.png)" in section else None
 
 
 def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[str]) -> list[str]:
@@ -86,7 +91,7 @@ def _figure(name: str, state: State) -> str:
     heading = f"## {_HEADINGS[name]}"
     if not state.measured:
         return f"{heading}\n\nNot run yet: `python -m benchmarks.paper {name} --data DIR`."
-    lines = [heading, "", f"![{_HEADINGS[name]}]({name}.png)", "", f"{_amounts(state)} Data: [{name}.json]({name}.json)."]
+    lines = [heading, "", f"![{_HEADINGS[name]}]({name}.png)", "", f"{_amounts(state)} [Data]({name}.json)."]
     return "\n".join(lines)
 
 
@@ -97,16 +102,16 @@ def _amounts(state: State) -> str:
     seeds = sorted({run.experiment.seed for run in runs})
     batches = sorted({run.experiment.batch_size for run in runs})
     text = (
-        f"{len(runs)} runs; steps of each worker: {_listed(steps)}; batch: {_listed(batches)}; "
-        f"seed{'s' if len(seeds) > 1 else ''}: {_listed(seeds)}."
+        f"{len(runs)} runs, {_listed(steps)} steps, batch {_listed(batches)}, "
+        f"seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}."
     )
     missing = state.planned - len(runs)
     if missing:
-        text += f" **{missing} of {state.planned} runs are missing.**"
+        text += f" **{missing} of {state.planned} runs missing.**"
     if any(run.experiment.setting == "simulated" for run in runs):
-        text += " All workers are simulated, in one process."
+        text += " Simulated workers."
     elif any(run.experiment.step_seconds for run in runs):
-        text += " Compute time is simulated."
+        text += " Simulated compute time."
     return text
 
 

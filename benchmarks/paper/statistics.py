@@ -84,7 +84,7 @@ class Spread:
         if not self.count:
             return "–"
         mean, low, high = (form.format(scale * value) for value in (self.mean, self.low, self.high))
-        return f"{mean} ({low} to {high})" if self.count > 1 else mean
+        return f"{mean} ({low}–{high})" if self.count > 1 else mean
 
 
 def gather(groups: Iterable[Group], lookup: Callable[[Experiment], Result | None]) -> list[Measured]:

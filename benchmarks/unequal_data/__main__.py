@@ -86,12 +86,12 @@ def _table(known: Mapping[Case, Outcome]) -> str:
         last = found[-1]
         total = _percent([each.accuracy for each in last[1]]) if last else "–"
         rows.append([method.label, *rare, total, ", ".join(f"{one[0]:g}" if one else "–" for one in found)])
-    return table(["Method", *(f"{each}: on 8 and 9" for each in degrees), "all digits, ten times slower", "rates"], rows)
+    return table(["Method", *(f"8 and 9: {each}" for each in degrees), "all digits, ten times slower", "rates"], rows)
 
 
 def _percent(values: list[float]) -> str:
     mean, low, high = (100 * each(values) for each in (np.mean, min, max))
-    return f"{mean:.0f} % ({low:.0f}–{high:.0f})"
+    return f"{mean:.0f} ({low:.0f}–{high:.0f})"
 
 
 about = (

@@ -16,9 +16,11 @@ from matplotlib.figure import Figure
 from benchmarks import tuning
 from benchmarks.finals import __main__ as finals
 from benchmarks.finals import plan
-from benchmarks.finals.page import Losses
+from benchmarks.finals.page import Losses, difference
 from benchmarks.finals.runs import stored
 from benchmarks.many_workers import __main__ as many_workers
+from benchmarks.paper import page as paper
+from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
 from benchmarks.versus.profiles import KINDS
@@ -96,6 +98,22 @@ def test_no_other_measured_number_is_in_the_readme() -> None:
     assert re.findall(r"\d[\d.,]*\s%|\d+\.\d+", text) == []
 
 
+def test_the_tables_of_the_method_are_of_stored_runs() -> None:
+    text, losses = (ROOT / "docs/method.md").read_text(encoding="utf-8"), Losses(FINALS)
+    for profile in KINDS:
+        where = ("transformer", profile, 8, 200)
+        ours = losses.of(*where, "ours", plan.ours(plan.BOTH))
+        tried = [losses.best(where, "rounds", team)[1] for team in plan.designs(profile, 8).values()]
+        begin = re.escape(f"| {profile} | {mean(ours):.3f} | {min(map(mean, tried)):.3f}, ")
+        assert re.search(rf"^{begin}[\w ]+\| {re.escape(difference(losses, where))} \|$", text, re.M), profile
+    parts = {name: settings for settings, name in plan.NAMES.items()} | {"all parts": plan.BOTH}
+    parts["κ whole from the start"] = parts["κ is whole from the start"]
+    for name in ("all parts", "κ whole from the start", "without π", "without look-ahead", "without waits", "without shares"):
+        kinds = ("equal", "mixed", "exponential", "straggler")
+        cells = [losses.of("transformer", each, 8, 200, "ours", plan.ours(parts[name])) for each in kinds]
+        assert f"| {name} | {' | '.join(f'{mean(each):.3f}' for each in cells)} |" in text
+
+
 @pytest.mark.parametrize("study", [finals, many_workers, unequal_data, tuning], ids=lambda study: study.RESULTS.name)
 def test_a_page_of_results_is_drawn_from_what_is_stored(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in study.RESULTS.glob("*.json"):
@@ -103,3 +121,10 @@ def test_a_page_of_results_is_drawn_from_what_is_stored(study: Any, tmp_path: Pa
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **settings: Path(path).touch())
     page = study.draw(tmp_path)
     assert page.read_text(encoding="utf-8") == (study.RESULTS / page.name).read_text(encoding="utf-8")
+
+
+def test_the_papers_page_keeps_each_claim_with_its_verdict(tmp_path: Path) -> None:
+    """Its runs are not stored: what is drawn without any is the page as it was, as long as each claim is in it."""
+    shutil.copy(RESULTS / "paper/README.md", tmp_path)
+    page = paper.write(tmp_path, Scale(), {name: paper.State([], 0) for name in FIGURES}, "")
+    assert page.read_text(encoding="utf-8") == (RESULTS / "paper/README.md").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,10 @@ def test_the_page_shows_real_runs_beside_simulated_ones(tmp_path: Path) -> None:
         store.add(run, Outcome(loss, None, 300, used, 1600, ((0.0, 4.0), (150.0, 2.25), (300.0, loss))))
     ddp = Run("transformer", "mixed", 8, 0, 200, "real rounds", "rate=0.015")
     store.add(ddp, Outcome(2.3, None, 300, 700, 88, ((300.0, 2.3),)))
+    store.add(replace(ddp, settings="rate=0.015 team=fast"), Outcome(2.2, None, 300, 700, 150, ((300.0, 2.2),)))
     written = write_page(stored(tmp_path / "finals.json"), tmp_path).read_text()
-    assert "| mixed | in step | **2.100** (1) | **2.000** (1) | 95 % | 50 % (1 of 1) |" in written
-    assert "| mixed | DDP, all | **2.300** (1; 0.015) | | | 100 % (1 of 1) |" in written
+    assert "| mixed | | 2.000 (1) | |" in written, "simulated"
+    assert "| transformer, 8 | mixed | 2.100 (1) | 2.300 (1) | 2.200 (1) fast | 95 % | 50 % |" in written
 
 
 @pytest.mark.long

@@ -117,7 +117,7 @@ def test_the_final_loss_is_the_mean_of_the_last_tenth() -> None:
 def test_a_spread_is_of_the_values_that_are_numbers() -> None:
     found = spread([1.0, None, np.nan, 3.0])
     assert (found.mean, found.low, found.high, found.count) == (2, 1, 3, 2)
-    assert found.text("{:.1f}") == "2.0 (1.0 to 3.0)"
+    assert found.text("{:.1f}") == "2.0 (1.0–3.0)"
     assert spread([4.0]).text("{:.0f}") == "4"
     assert spread([]).text() == "–"
 
