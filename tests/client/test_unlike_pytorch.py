@@ -1,4 +1,4 @@
-"""Habits from PyTorch that mean something else here: each is refused, or works as docs/guides/unlike-pytorch.md says."""
+"""Habits from PyTorch that mean something else here: each is refused, or works as docs/guides/own-loop.md says."""
 
 from __future__ import annotations
 

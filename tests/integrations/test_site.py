@@ -60,7 +60,7 @@ def test_the_api_has_every_public_name(site: Path) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a Chromium: none of {', '.join(NAMES)} is installed")
-@pytest.mark.parametrize("word", ["resume", "checkpoint", "staleness", "local steps"])
+@pytest.mark.parametrize("word", ["durability", "checkpoint", "staleness", "local steps"])
 def test_the_search_shows_guides_before_reports_and_no_decision(site: Path, tmp_path: Path, word: str) -> None:
     browser = Browser(tmp_path)
     try:
