@@ -36,7 +36,9 @@ def test_three_servers_train_one_model(launch: Launch) -> None:
     assert summary["test_accuracy"] >= 0.9
     assert summary["commits_via"] == {"memory": 2}
     assert {log.name for log in (run / "logs").glob("server*")} == {f"server-{index}.log" for index in range(3)}
-    assert all("warning" not in log.read_text() for log in (run / "logs").iterdir())
+    logged = [line for log in (run / "logs").iterdir() for line in log.read_text().splitlines()]
+    # On a busy machine a server may serve later than a worker asks for it.
+    assert not [line for line in logged if "warning" in line and "(is gem-server running?); trying again" not in line]
     assert "trying again" not in launcher.output
     assert launcher.members() == {}
     model = safetensors.numpy.load_file(run / "model.safetensors")
