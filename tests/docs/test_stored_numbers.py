@@ -52,9 +52,9 @@ def beside_an_expert() -> str:
     last = sorted(profile for profile, one in expert.items() if one > 0)
     assert last == ["mixed", "pausing"]
     return (
-        f"this server is {expert['mixed']:.3f} and {expert['pausing']:.3f} behind that, the second by more than seeds make; in the other "
-        f"eight it is level or ahead: {-expert['equal']:.2f} with equal workers, {-expert['exponential']:.2f} with exponential "
-        "times"
+        f"this server is {expert['mixed']:.3f} and {expert['pausing']:.3f} behind that, the second by more than seeds make; in "
+        f"the other eight it is level or ahead: {-expert['equal']:.2f} with equal workers, "
+        f"{-expert['exponential']:.2f} with exponential times"
     )
 
 
