@@ -13,8 +13,8 @@ _END = object()
 class ReadAhead:
     """A pass over a sampler's loader, for a loop that has time to read while its device computes.
 
-    The batches and their order are those of the loader, and the session is told which of them the loop has reached. If the
-    worker is lost, a batch that was only read goes to others.
+    It yields the loader's batches in their order, and tells the session which one the loop has reached. If the worker is lost,
+    other workers get a batch that was only read.
 
     Args:
         loader: The sampler's.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
 
 from gem_api.errors import ServerUnavailable
@@ -35,15 +35,14 @@ def _number_of(folder: Path, address: str) -> int:
     """The number of an address, with its port, among those that the script names. All names of this machine are one."""
     local = is_tcp_address(address) and is_this_machine(address)
     same = f"127.0.0.1:{host_and_port(address)[1]}" if local else address
-    for number in count():
+    number = 0
+    while True:
         link = folder / f"address-{number}"
-        try:
+        with suppress(FileExistsError):
             os.symlink(same, link)
-        except FileExistsError:
-            if os.readlink(link) != same:
-                continue
-        return number
-    raise AssertionError("count() does not end")
+        if os.readlink(link) == same:
+            return number
+        number += 1
 
 
 def addresses(folder: Path) -> list[str]:
