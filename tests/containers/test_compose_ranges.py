@@ -15,7 +15,7 @@ SERVERS = ("server", "server-1")
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
     files = "docker-compose.yml:deploy/compose.ranges.yml"
-    project = Project({"step_seconds": 0.05, "checkpoint_interval": 5}, COMPOSE_FILE=files, GEM_EPOCHS=str(EPOCHS))
+    project = Project({"step_seconds": 0.5, "checkpoint_interval": 5}, COMPOSE_FILE=files, GEM_EPOCHS=str(EPOCHS))
     try:
         project.up(WORKERS)
         wait_until(lambda: project.version() > 50, project)
@@ -67,6 +67,7 @@ def test_a_killed_leader_comes_back(project: Project) -> None:
 
 
 def test_the_run_completes_and_both_servers_have_applied_every_commit(project: Project) -> None:
+    project.hurry()
     wait_until(lambda: project.states("worker") == [("exited", 0)] * WORKERS, project, 400)
     leader, other = versions(project)
     assert leader == other

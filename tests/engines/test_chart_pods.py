@@ -22,7 +22,7 @@ GROUP = 10001
 # Slow enough for a stopped worker and a killed server in mid-run.
 VALUES: Object = {
     "image": {"tag": TAG},
-    "config": {"epochs": 60, "seed": 1, "step_seconds": 0.03, "evaluate_every": 1},
+    "config": {"epochs": 60, "seed": 1, "step_seconds": 0.06, "evaluate_every": 1},
     "worker": {"parallelism": 2},
 }
 
