@@ -9,7 +9,9 @@ from containers.project import Project, wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 EPOCHS = 200
-STEP_SECONDS = 1.0  # eight workers need ten minutes: however fast the machine, the run is not over before all of this has happened
+STEP_SECONDS = (
+    1.0  # eight workers need ten minutes: however fast the machine, the run is not over before all of this has happened
+)
 
 
 @pytest.fixture(scope="module")

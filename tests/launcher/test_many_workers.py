@@ -29,7 +29,7 @@ def test_five_workers_in_two_processes_survive_a_death_and_a_resume(launch: Laun
     assert resumed.wait() == 0, resumed.output
     assert resumed.members() == {}
     summary = read_json(run / "summary.json")
-    assert (summary["workers"], summary["processes"], summary["step_seconds"]) == (5, 3, 0.01)
+    assert (summary["workers"], summary["processes"], summary["step_seconds"]) == (5, 3, "0.01")
     assert "(simulated step time 0.01 s)" in resumed.output
     by_worker: dict[str, int] = {}
     for row in commits(run):

@@ -354,7 +354,7 @@ def test_settings_of_the_file_reach_the_servers_and_win_over_gem_trains_own(tmp_
 
 
 def test_what_gem_train_and_its_workers_both_take_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = configured(step_seconds=0.5, turns="fixed", shared_memory=False)
+    file = configured(step_seconds="0.5,1", turns="fixed", shared_memory=False)
     given = [file, "--overlap", "--gradient-dtype=int8", "--theta-dtype=bfloat16", "--device=cuda:1", "--task=a:B", "--data=d",
              "--log-level=error"]  # fmt: skip
     options, user_gave = run_options(gem_train.make_context("gem-train", given))

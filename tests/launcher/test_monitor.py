@@ -20,7 +20,7 @@ from gem_ctl import recorded_commits
 from gem_ctl.recorded_commits import read_commits
 from gem_worker.launcher import launch
 from gem_worker.launcher.cluster import Cluster, Process
-from gem_worker.launcher.contributions import table
+from gem_worker.launcher.contributions import instead, table
 from gem_worker.launcher.launch import _monitor
 from gem_worker.launcher.monitor import RunMonitor, _closing
 from gem_worker.launcher.run_folder import RunFolder
@@ -30,7 +30,7 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-OPTIONS = {"workers": 2, "evaluate_every": 60.0, "step_seconds": 0.0, "task": "digits", "device": "cpu"}
+OPTIONS = {"workers": 2, "evaluate_every": 60.0, "step_seconds": "0", "task": "digits", "device": "cpu"}
 
 
 @pytest.fixture
@@ -107,13 +107,28 @@ def test_the_closing_lines_show_the_test_loss_of_a_task_without_accuracy(
     tmp_path: Path, accuracy: float | None, loss: float | None, line: str
 ) -> None:
     summary = {
-        "outcome": "complete", "commits": 3, "start_seconds": 2.0, "seconds": 1.0, "step_seconds": 0.0,
+        "outcome": "complete", "commits": 3, "start_seconds": 2.0, "seconds": 1.0, "step_seconds": "0",
         "test_accuracy": accuracy, "test_loss": loss, "staleness_mean": None, "pi_median": None,
-        "brought": {},
+        "brought": {}, "instead": {},
     }  # fmt: skip
     lines = _closing(summary, RunFolder(tmp_path), {"report": "report.html"}).splitlines()
     assert line in lines
     assert "complete after 3 commits: 2 s to start, 1 s of training" in lines
+
+
+def test_a_run_of_unequal_simulated_workers_says_what_others_would_need_for_as_many_samples(tmp_path: Path) -> None:
+    assert instead(90.0, "0.1,0.1,0.1,0.4", 4) == {"fastest_alone_seconds": 9.0, "all_in_step_seconds": 9.0}
+    assert instead(90.0, "0.1,0.1,0.1,0.4", 6) == {"fastest_alone_seconds": 9.0, "all_in_step_seconds": 6.0}
+    assert instead(90.0, "0.1,0.1,0.1,0.4", 3) == instead(90.0, "0.1", 4) == instead(90.0, "0", 4) == {}
+    summary = {
+        "outcome": "complete", "commits": 3, "start_seconds": 2.0, "seconds": 4.0, "step_seconds": "0.1,0.4",
+        "test_accuracy": None, "test_loss": None, "staleness_mean": None, "pi_median": None,
+        "brought": {}, "instead": instead(90.0, "0.1,0.4", 2),
+    }  # fmt: skip
+    lines = _closing(summary, RunFolder(tmp_path), {}).splitlines()
+    assert "complete after 3 commits: 2 s to start, 4 s of training (simulated step time 0.1, 0.4 s)" in lines
+    assert "    the fastest worker alone              9 s" in lines
+    assert "    all in step, waiting for the slowest  18 s" in lines
 
 
 class Line:

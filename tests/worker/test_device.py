@@ -31,6 +31,7 @@ from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.step_limits import StepLimits
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.trainer import run_hyperparameters, train
+from gem_worker.process.worker_thread import WorkerThread
 from gem_worker.tasks.digits import Digits
 from kit.accelerator import TO_DEVICE, TO_HOST, WAITS, Accelerator
 from kit.server import Live, config, serving
@@ -137,8 +138,8 @@ def test_gem_train_refuses_a_wrong_device_before_it_makes_a_folder(tmp_path: Any
 # -- the workers of a process, and those of gem-train
 
 
-def worker_devices(live: Any, *arguments: str) -> tuple[list[str], list[Any]]:
-    """The names and devices of the workers that these arguments of gem-worker make, and what it logs; none is started."""
+def workers_of(live: Any, *arguments: str) -> tuple[list[WorkerThread], list[Any]]:
+    """The workers that these arguments of gem-worker make, none started, and what it logs."""
     logged: list[Any] = []
 
     class Log:
@@ -150,8 +151,21 @@ def worker_devices(live: Any, *arguments: str) -> tuple[list[str], list[Any]]:
         work._names("worker", options), options, {}, WorkerMetrics(CollectorRegistry()), Stopping(), Log(),  # type: ignore[arg-type]
     )  # fmt: skip
     assert logged[0][0] == "training"
-    seen = [str(thread.train.args[1]) for thread in made]  # type: ignore[attr-defined]
-    return seen, [logged[0][1]["device"], [thread.name for thread in made]]
+    return made, [logged[0][1]["device"], [thread.name for thread in made]]
+
+
+def worker_devices(live: Any, *arguments: str) -> tuple[list[str], list[Any]]:
+    """The devices of the workers that these arguments of gem-worker make, and what it logs."""
+    made, logged = workers_of(live, *arguments)
+    return [str(thread.train.args[1]) for thread in made], logged  # type: ignore[attr-defined]
+
+
+def test_workers_take_several_simulated_times_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its number in the run, whatever process it is in."""
+    monkeypatch.setenv("GEM_STEP_SECONDS", "0.1,0.1,0.4")
+    with serving() as live:
+        made, _ = workers_of(live, "--workers", "3", "--first-worker", "4")
+    assert [thread.train.args[2].step_seconds for thread in made] == [0.1, 0.4, 0.1]  # type: ignore[attr-defined]
 
 
 def test_the_workers_of_a_process_share_the_gpus_and_the_log_says_so(gpus: Any) -> None:
@@ -426,9 +440,9 @@ def test_a_worker_alone_on_its_device_waits_for_commits_alone(
 
 def test_a_worker_alone_on_a_gpu_needs_no_turn(gpus: Any) -> None:
     options = worker.main.make_context("gem-worker", []).params
-    assert work._limits(torch.device("cuda:0"), 1, options, Stopping()).gate is None
-    assert work._limits(torch.device("cuda:0"), 2, options, Stopping()).gate is not None
-    assert work._limits(CPU, 1, options, Stopping()).gate is not None
+    assert work._gate(torch.device("cuda:0"), 1, options) is None
+    assert work._gate(torch.device("cuda:0"), 2, options) is not None
+    assert work._gate(CPU, 1, options) is not None
 
 
 @needs_gpu

@@ -66,6 +66,27 @@ class Bytes(click.ParamType[int]):
         return size
 
 
+class Times(click.ParamType[str]):
+    """Seconds, one number or several between commas; the value is the text, which `times` reads."""
+
+    name = "X,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            times(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a time: write seconds, as in 0.1, or several, as in 0.1,0.1,0.4", param, ctx)
+        return str(value)
+
+
+def times(text: str) -> list[float]:
+    """The numbers of a `Times`. Raises ValueError if one is no finite number from 0."""
+    found = [float(each) for each in text.split(",")]
+    if not all(math.isfinite(each) and each >= 0 for each in found):
+        raise ValueError(text)
+    return found
+
+
 class Named(click.ParamType[dict[str, Any]]):
     """A name and its settings, as `gem_api.named_settings` reads them: the value is the hyper-parameters that they set."""
 

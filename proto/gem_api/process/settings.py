@@ -26,6 +26,7 @@ from gem_api.process.option_types import (
     Bytes,
     Number,
     RunToResume,
+    Times,
     Whole,
     of_hyperparameter,
     private_socket,
@@ -296,9 +297,10 @@ ALL_SETTINGS: tuple[Setting, ...] = (
     Setting("tls_key", _CLIENTS, FILE, None, by_deployment=True,
         help="PEM file of the private key of the client's certificate."),
     Setting("threads", _MEMBERS, Whole(1), 1, "Advanced", help="Number of threads that PyTorch uses."),
-    Setting("step_seconds", _TRAINING, Number(0), 0.0, fixed=True, handed_over=True,
+    Setting("step_seconds", _TRAINING, Times(), "0", fixed=True, handed_over=True,
         help="Simulated compute time: the minimum time for the gradient of a whole batch; the worker sleeps for the rest. With "
-        "batch_variation or smallest_share it is in proportion to the batch. For experiments on machines with few cores."),
+        "batch_variation or smallest_share it is in proportion to the batch. The workers take several numbers in turn: with "
+        "0.1,0.1,0.1,0.4 every fourth one is slow. For experiments on machines with few cores."),
     Setting("turns", _TRAINING, click.Choice(["random", "fixed"]), "random", fixed=True, handed_over=True,
         help="Which worker computes next if a process has more workers than cores. random: any that waits. fixed: first come, "
         "first served, so that they commit in lockstep, as workers on equal machines do, even with batch_variation; for "

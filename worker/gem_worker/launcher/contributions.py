@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gem_api.process.option_types import times
 from gem_api.v1 import training_pb2 as pb
 from gem_ctl.recorded_commits import RecordedCommits
 
@@ -39,6 +40,20 @@ def table(each: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     names, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     for name, *cells in rows:
         yield "  ".join([name.ljust(max(13, names)), *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))])
+
+
+def instead(batches: float, step_seconds: str, workers: int) -> dict[str, float]:
+    """The least seconds that as many whole batches take others whose gradients have the simulated times: the fastest worker
+    alone, and all workers in step, each with as many batches, who wait for the slowest in each step. What exchanges take is
+    left out. Empty if no times are simulated, or all are alike."""
+    given = times(step_seconds)
+    each = [given[number % len(given)] for number in range(workers)]
+    if min(each) == max(each):
+        return {}
+    return {
+        "fastest_alone_seconds": round(batches * min(each), 1),
+        "all_in_step_seconds": round(batches / workers * max(each), 1),
+    }
 
 
 def _row(name: str, known: Mapping[str, Any]) -> tuple[str, ...]:

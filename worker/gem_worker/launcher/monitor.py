@@ -11,6 +11,7 @@ from typing import Any
 
 from gem_api.history import HistoryError
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.option_types import times
 from gem_api.process.progress import say
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
@@ -21,7 +22,7 @@ from gem_ctl.text import optional
 from gem_worker.device import devices
 from gem_worker.evaluation import Score
 from gem_worker.launcher.cluster import Cluster, ClusterError
-from gem_worker.launcher.contributions import contributions, table
+from gem_worker.launcher.contributions import contributions, instead, table
 from gem_worker.launcher.run_folder import RunFolder, versions
 from gem_worker.launcher.scorer import Scorer
 from gem_worker.launcher.tracebacks import users_frames
@@ -235,8 +236,8 @@ class RunMonitor:
 
     def _summary(self, outcome: str, commits: RecordedCommits, score: Score | None, ended: float) -> dict[str, Any]:
         training = ended if self._training is None else self._training
-        status = self._status
-        recorded = int(commits.final)
+        status, recorded = self._status, int(commits.final)
+        options, batch_size = self._options, self._hyperparameters.batch_size
         return {
             "outcome": outcome,
             "test_accuracy": score.accuracy if score else None,
@@ -247,14 +248,15 @@ class RunMonitor:
             "start_seconds": round(training - self._began, 1),
             "seconds": round(ended - training, 1),
             "rule": self._hyperparameters.rule,
-            "workers": self._options["workers"],
+            "workers": options["workers"],
             "processes": len(self._cluster.workers),
             "servers": len(self._cluster.servers),
-            "step_seconds": self._options["step_seconds"],
-            "task": self._options["task"],
+            "step_seconds": options["step_seconds"],
+            "task": options["task"],
             "hyperparameters": asdict(self._hyperparameters),
             "commits_via": dict(Counter(worker.transport for worker in self._workers.values())),
-            "brought": contributions(commits, self._workers, self._hyperparameters.batch_size),
+            "brought": contributions(commits, self._workers, batch_size),
+            "instead": instead(commits.samples / batch_size, options["step_seconds"], options["workers"]),
             "leases_ended": dict(status.leases_ended) if status else {},
             "run_id": status.run_id if status else None,
             "versions": versions(),
@@ -299,9 +301,20 @@ def _test_score(summary: dict[str, Any]) -> str:
     return f"test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}"
 
 
+def _instead(seconds: dict[str, float]) -> list[str]:
+    if not seconds:
+        return []
+    return [
+        "  as many samples, computed from the simulated step times, without exchanges:",
+        f"    the fastest worker alone              {seconds['fastest_alone_seconds']:.0f} s",
+        f"    all in step, waiting for the slowest  {seconds['all_in_step_seconds']:.0f} s",
+    ]
+
+
 def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str]) -> str:
     pi = summary["pi_median"]
-    simulated = f" (simulated step time {summary['step_seconds']:g} s)" if summary["step_seconds"] else ""
+    seconds = summary["step_seconds"]
+    simulated = f" (simulated step time {seconds.replace(',', ', ')} s)" if any(times(seconds)) else ""
     lines = [
         "",
         f"{summary['outcome']} after {summary['commits']} commits: {summary['start_seconds']:.0f} s to start, "
@@ -310,6 +323,7 @@ def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
         *(f"  {line}" for line in table(summary["brought"]) if summary["brought"]),
+        *_instead(summary["instead"]),
         *(f"  {name:<13}  {path}" for name, path in pictures.items()),
         *(f"  {name.partition('.')[0]:<13}  {where}" for name, where in sorted(folder.results.items(), reverse=True) if where),
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 from gem_api.hyperparameters import DECLARATIONS, FIXED, Hyperparameters, flag, require_valid
+from gem_api.process.option_types import Times
 from gem_api.process.options import expanded, without_end
 from gem_api.process.settings import settings_of
 from gem_api.process.settings_file import document
@@ -26,7 +27,12 @@ _FIXED = {key for key, row in settings_of("train").items() if row.fixed}
 # Only the server knows which of these go together.
 _OF_THE_RULE = {"rule", "rule_options", "optimizer", "optimizer_options", "schedule"}
 # What JSON has for an option of these types; for all others, text.
-_KINDS = ((click.IntRange, (int,)), (click.FloatRange, (int, float)), (click.types.BoolParamType, (bool,)))
+_KINDS = (
+    (click.IntRange, (int,)),
+    (click.FloatRange, (int, float)),
+    (click.types.BoolParamType, (bool,)),
+    (Times, (str, int, float)),
+)
 
 
 def run_options(context: click.Context) -> tuple[dict[str, Any], set[str]]:
@@ -190,7 +196,7 @@ def _stored_options(context: click.Context, path: Path) -> dict[str, Any]:
         wanted = next((kinds for known, kinds in _KINDS if isinstance(param.type, known)), (str,))
         if type(value) not in wanted:
             raise ValueError(f"{path.name} has {param.name} {reprlib.repr(value)}")
-        if isinstance(param.type, click.IntRange | click.FloatRange):
+        if isinstance(param.type, click.IntRange | click.FloatRange | Times):
             try:
                 param.type.convert(value, param, context)
             except click.BadParameter as error:

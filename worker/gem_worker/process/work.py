@@ -9,6 +9,7 @@ import torch
 from gem_api.process import logs
 from gem_api.process.host_limits import cores
 from gem_api.process.http_port import serve_metrics
+from gem_api.process.option_types import times
 from gem_api.process.tracing import export
 from gem_client import GemError, InvalidRequest, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
@@ -104,7 +105,12 @@ def _workers(
     retry = Retry(give_up_after=options["give_up_after"], sleep=stopping.sleep)
     hyperparameters = run_hyperparameters(options["server"], retry, **security)
     exchange = {key: options[key] for key in ("shared_memory", "gradient_dtype", "theta_dtype")}
-    limits = {device: _limits(device, on.count(device), options, stopping) for device in on}
+    gates = {device: _gate(device, on.count(device), options) for device in on}
+    seconds = times(options["step_seconds"])
+    limits = [
+        StepLimits(seconds[number % len(seconds)], sleep=stopping.sleep, gate=gates[device])
+        for number, device in zip(_numbers(options), on, strict=True)
+    ]
     shown = ", ".join(dict.fromkeys(map(str, on)))
     log.info(
         "training", server=options["server"], task=options["task"], rule=hyperparameters.rule, workers=len(names), device=shown
@@ -113,19 +119,18 @@ def _workers(
     def session(name: str) -> Session:
         return connect(options["server"], name=name, retry=retry, **exchange, **security)
 
-    def training(start: Start, device: torch.device, session: Session) -> int:
+    def training(start: Start, device: torch.device, limits: StepLimits, session: Session) -> int:
         torch.set_num_threads(options["threads"])  # OpenMP keeps this number per thread
-        return train(task, session, hyperparameters, metrics, options["overlap"], limits[device], device, start)
+        return train(task, session, hyperparameters, metrics, options["overlap"], limits, device, start)
 
     return [
-        WorkerThread(name, partial(session, name), partial(training, start, device), stopping, log)
-        for name, start, device in zip(names, starts(task, hyperparameters.seed, len(names)), on, strict=True)
+        WorkerThread(name, partial(session, name), partial(training, start, device, own), stopping, log)
+        for name, start, device, own in zip(names, starts(task, hyperparameters.seed, len(names)), on, limits, strict=True)
     ]
 
 
-def _limits(device: torch.device, workers: int, options: dict[str, Any], stopping: Stopping) -> StepLimits:
-    """The limits that the workers on a device share. A GPU computes one gradient at a time, and holds its activations alone;
-    a worker that has it alone waits for nobody."""
+def _gate(device: torch.device, workers: int, options: dict[str, Any]) -> ComputeGate | None:
+    """What the workers on a device share. A GPU computes one gradient at a time, and holds its activations alone; a worker
+    that has it alone waits for nobody."""
     slots = cores() // options["threads"] or 1 if device.type == "cpu" else 1
-    gate = ComputeGate(slots, TURNS[options["turns"]]) if device.type == "cpu" or workers > 1 else None
-    return StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=gate)
+    return ComputeGate(slots, TURNS[options["turns"]]) if device.type == "cpu" or workers > 1 else None
