@@ -146,9 +146,6 @@ def test_gem_train_hands_settings_of_its_servers_over() -> None:
         ("task = { name = 1 }", "task must be a text, a number, true or false"),
         ("rule = { name = 'gem', kappa = -1 }", "--rule …:kappa must be greater than 0"),
         ("epochs = 1.5", "'1.5' is not a valid whole number"),
-        ('step_seconds = "0.1,,0.4"', "'0.1,,0.4' is not a time: write seconds, as in 0.1, or several, as in 0.1,0.1,0.4"),
-        ("step_seconds = -1", "'-1' is not a time"),
-        ("step_seconds = inf", "'inf' is not a time"),
         ("epochs =", "Invalid value"),
         ("epochs = " + 3000 * "[" + 3000 * "]", "run.toml: its brackets are nested too deeply"),
     ],
@@ -158,6 +155,13 @@ def test_a_wrong_file_is_one_line_that_names_it_or_the_key(content: str, said: s
     for command in (server, train):
         result = CliRunner().invoke(command, ["--config", str(tmp_path / "run.toml")])
         assert (result.exit_code, said in result.stderr.splitlines()[-1]) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("text", ["0.1,,0.4", "-1", "inf", "fast"])
+def test_what_is_no_time_is_refused_with_what_to_write(text: str) -> None:
+    result = CliRunner().invoke(train, [], env={"GEM_STEP_SECONDS": text})
+    assert result.exit_code == 2
+    assert f"'{text}' is not a time: write seconds, as in 0.1, or several, as in 0.1,0.1,0.4" in result.stderr
 
 
 # -- options

@@ -50,24 +50,20 @@ def test_the_pod_makes_a_backup_with_what_it_has(tmp_path: Path, monkeypatch: py
 
 
 PAGE = ROOT / "docs" / "guides" / "backups.md"
+POD = ROOT / "deploy" / "kubernetes" / "restore.yaml"
 
 
-def manifests() -> dict[str, Object]:
-    """The page's objects, by kind."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return {each["kind"]: each for each in map(yaml.safe_load, blocks)}
-
-
-def test_the_pages_objects_are_valid_and_fit_the_chart() -> None:
-    of = objects(values_of("backup"))
-    pod, claim, snapshot = (manifests()[kind] for kind in ("Pod", "PersistentVolumeClaim", "VolumeSnapshot"))
-    for each in (pod, claim):
+def test_the_pod_and_the_values_of_the_page_are_valid_and_fit_the_chart() -> None:
+    of, pod, page = objects(values_of("backup")), yaml.safe_load(POD.read_text()), PAGE.read_text(encoding="utf-8")
+    (values,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    back = found(objects(yaml.safe_load(values)), "StatefulSet")
+    for each in (pod, back):
         kubernetes_validate.validate(each, "1.37", strict=True)
+    assert back["spec"]["volumeClaimTemplates"][0]["spec"]["dataSource"]["kind"] == "VolumeSnapshot"
     stateful, spec, client = found(of, "StatefulSet"), pod["spec"], spec_of(of)
     checkpoints = f"{stateful['spec']['volumeClaimTemplates'][0]['metadata']['name']}-{stateful['metadata']['name']}-0"
     assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == checkpoints
-    assert snapshot["spec"]["source"]["persistentVolumeClaimName"] == checkpoints
-    assert claim["spec"]["dataSource"]["name"] == snapshot["metadata"]["name"]
+    assert f"VolumeSnapshot of the claim `{checkpoints}`" in page
     assert spec["serviceAccountName"] == client["serviceAccountName"]
     assert spec["containers"][0]["envFrom"] == client["containers"][0]["envFrom"]
     assert spec["containers"][0]["image"].endswith(client["containers"][0]["image"])
