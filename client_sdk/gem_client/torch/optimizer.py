@@ -57,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):
     of zero.
 
     **The end.** Call `finish` after the last step: it commits a window or an accumulation that the end of the data cut short.
-    The parameters then hold the θ of this worker's last commit (with an optimizer on the server a point ahead of it), while
+    The parameters then hold the θ of this worker's last commit (with an optimizer a point ahead of it), while
     other workers still train. Call `load_final` instead to wait for them and load the run's final θ. Call `skip` for a batch
     that gets no step.
 
