@@ -43,7 +43,7 @@ class GemCallback:
     **The end.** The epochs are the server's, so `Trainer(max_epochs=...)` has no effect. When every sample of every epoch was
     trained on, the callback waits for the other workers, loads the run's final θ, and stops the trainer. The last validation
     and the last checkpoint are of this θ. `max_steps`, `max_time` and callbacks such as EarlyStopping make this worker leave
-    earlier; it then keeps the θ of its last commit, or with an optimizer on the server a point ahead of it.
+    earlier; it then keeps the θ of its last commit, or with an optimizer a point ahead of it.
 
     **The session** joins the run in `fit`, and is closed when that ends, also by an exception or Ctrl-C.
 
