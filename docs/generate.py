@@ -9,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from gem_api.hyperparameters import DECLARATIONS, DEFAULTS
-from gem_api.process.settings import KEYS, Command, Setting, settings_of
+from gem_api.hyperparameters import DECLARATIONS, flag
+from gem_api.process.settings import KEYS, Command, Setting, defaults_of, settings_of
 from gem_api.rules import PROXIES, RULES
 
 DOCS = Path(__file__).parent
@@ -20,53 +20,40 @@ _BLOCK = re.compile(r"(<!-- \[tables: written by docs/generate\.py\] -->\n).*?(<
 
 def settings() -> str:
     """The tables of docs/settings.md."""
-    rows = _rows()
-    options = [row for row in rows if row[1]]
-    others = [row for row in rows if not row[1]]
+    rows = [_row(key, {each: settings_of(each)[key] for each in COMMANDS if key in settings_of(each)}) for key in KEYS]
+    options = [row for row in rows if row.startswith("| `--")]
     return "\n".join([
         "## Settings of the rule gem and of schedules", "", *_of_names(), "",
         "## Settings that are options", "",
-        "| Key | Option | Commands | Default | |", "|---|---|---|---|---|", *map(_line, options), "",
+        "| Option | Commands | Default | |", "|---|---|---|---|", *options, "",
         "## Settings without an option", "",
-        "| Key | Commands | Default | |", "|---|---|---|---|", *(_line((row[0], None, *row[2:])) for row in others), "",
+        "| Key | Commands | Default | |", "|---|---|---|---|", *(row for row in rows if row not in options), "",
     ])  # fmt: skip
 
 
 def _of_names() -> list[str]:
-    lines = ["| Option | Key | Default | |", "|---|---|---|---|"]
-    for name, declared in DECLARATIONS.items():
-        if declared.option and declared.key:
-            default = [f"{DEFAULTS[name]}", *(f"{value:g} with {word}" for (_, word), value in declared.other_defaults.items())]
-            lines.append(f"| `--{declared.option}` | `{declared.key}` | {'; '.join(default)} | {_cell(declared.help)} |")
-    return lines
+    settings = {name: each for name, each in DECLARATIONS.items() if each.option and each.key}
+    rows = [f"| `{flag(name)}` | {defaults_of(name)} | {_cell(each.help)} |" for name, each in settings.items()]
+    return ["| Setting | Default | |", "|---|---|---|", *rows]
 
 
-def _rows() -> list[tuple[str, str | None, str, str, str]]:
-    """Key, option, commands, default and help of each setting, by its key."""
-    return [_row(key, {each: settings_of(each)[key] for each in COMMANDS if key in settings_of(each)}) for key in KEYS]
-
-
-def _row(key: str, rows: dict[Command, Setting]) -> tuple[str, str | None, str, str, str]:
+def _row(key: str, rows: dict[Command, Setting]) -> str:
+    """The line of a setting: its option, else its key; both if they differ, or some commands have no option for it."""
     with_option = {command: row.option.partition("/")[0] for command, row in rows.items() if row.option}
-    option = f"`{next(iter(with_option.values()))}`" if with_option else None
-    if option and len(with_option) < len(rows):
-        option += f" of {', '.join(with_option)}"
-    defaults = {command: _default(row) for command, row in rows.items()}
-    same = len(set(defaults.values())) == 1
-    default = next(iter(defaults.values())) if same else "; ".join(f"{who}: {each}" for who, each in defaults.items())
-    return key, option, ", ".join(rows), default, next(iter(rows.values())).help
+    name = f"`{next(iter(with_option.values()), key)}`"
+    if with_option and (len(with_option) < len(rows) or name != f"`--{key.replace('_', '-')}`"):
+        name += f" of {', '.join(with_option)} (key `{key}`)"
+    defaults: dict[str, list[str]] = {}  # the commands that have each
+    for command, row in rows.items():
+        defaults.setdefault(_default(row), []).append(command)
+    default = "; ".join(f"{', '.join(who)}: {each}" if len(defaults) > 1 else each for each, who in defaults.items())
+    return f"| {name} | {', '.join(rows)} | {_cell(default)} | {_cell(next(iter(rows.values())).help)} |"
 
 
 def _default(row: Setting) -> str:
     if row.shown_default or row.default in (None, "", ()):
         return row.shown_default or "–"
     return str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
-
-
-def _line(row: tuple[str, str | None, str, str, str]) -> str:
-    name, option, commands, default, text = row
-    shown = "" if option is None else f" {option} |"
-    return f"| `{name}` |{shown} {commands} | {_cell(default)} | {_cell(text)} |"
 
 
 def _cell(text: str) -> str:
@@ -76,19 +63,15 @@ def _cell(text: str) -> str:
 def rules(page: str) -> str:
     """The table of docs/rules.md, which is this page."""
     rows = RULES | {f"gem:proxy={name}": row for name, row in PROXIES.items() if row != RULES["gem"]}
-    lines = ["| Rule | Takes | Each worker | All workers | A commit | Several servers |", "|---|---|---|---|---|---|"]
+    lines = ["| Rule | Takes | Arrays |", "|---|---|---|"]
     for name, row in rows.items():
         headings = ["Proxies"] if ":" in name else re.findall(rf"^## (.*\b{name}\b.*)$", page, re.MULTILINE)
         if not headings:
             sys.exit(f"docs/rules.md has no section for the rule {name}: write one, with the name in its heading")
-        kept = [_arrays(row.each), _arrays(row.shared)]
+        arrays = f"{len(row.each)}/{len(row.shared)}/{row.temporaries}"
         link = f"[`{name}`](#{headings[0].lower().replace(' ', '-')})"
-        lines.append(f"| {link} | {row.kind} | {' | '.join(kept)} | {row.temporaries} | {'yes' if row.by_element else 'no'} |")
+        lines.append(f"| {link} | {row.kind}{'' if row.by_element else ', one server'} | {arrays} |")
     return "\n".join([*lines, ""])
-
-
-def _arrays(names: tuple[str, ...]) -> str:
-    return f"{names[0]} … {names[-1]}" if len(names) > 3 else ", ".join(names) or "–"
 
 
 def pages() -> dict[Path, str]:

@@ -112,8 +112,8 @@ class Hyperparameters:
         other_defaults={("rule_options", "proxy=adam"): 1e6} | {("optimizer", name): 1.0 for name in _NOT_SGD},
         help="Upper bound of the scaling factor π (gem).")
     snapshot: str = _declare("after", option="rule", key="snapshot", values=SNAPSHOTS, fixed=True,
-        help="The θ that the server keeps as a worker's snapshot (gem, SGD). after: θ after the worker's own commit; paper: as "
-        "in the paper's Algorithm 1; reference: as in the authors' code.")
+        help="Which θ is a worker's snapshot (gem, SGD). after: θ after the worker's own commit; paper: as in the paper's "
+        "Algorithm 1; reference: as in the authors' code.")
     batch_size: int = _declare(64, "Run", values=Range(ge=1, le=1_000_000), fixed=True, workers_use=True,
         help="Samples per gradient.")
     epochs: int = _declare(1, "Run", values=Range(ge=0, le=_MAX_UINT32),
@@ -121,10 +121,9 @@ class Hyperparameters:
     steps: int = _declare(0, "Run", values=Range(ge=0, le=_MAX_COUNT), workers_use=True,
         help="Maximum commits of each worker over the whole run; 0: only --epochs limits the run.")
     shards: str = _declare("partition", "Run", values=SHARD_MODES, fixed=True,
-        help="How the samples of an epoch are distributed. partition: the workers share them; replicate: every worker gets "
-        "all.")
+        help="partition: the workers share the samples of an epoch; replicate: every worker gets all.")
     shard_size: int = _declare(SHARD_SIZE, values=Range(ge=1, le=1_000_000), fixed=True,
-        help="Samples that a worker is given at a time; not less than the batch size.")
+        help="Samples that a worker is given at a time, at least the batch size.")
     seed: int = _declare(0, "Run", values=Range(ge=0, le=_MAX_COUNT), fixed=True, workers_use=True,
         help="Seed for the initial θ, the order of the samples and the workers' random numbers.")
     # The room of the first commits, which nobody can foresee: docs/method.md.
@@ -133,51 +132,48 @@ class Hyperparameters:
         help="The rule's other settings, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd.")
     local_steps: int = _declare(1, "Steps of the workers", values=Range(ge=1, le=10_000), fixed=True, workers_use=True,
         status=("local", "λ {} steps"),
-        help="Steps of SGD (λ) that a worker takes by itself before each commit.")
+        help="Steps (λ) that a worker takes by itself before each commit.")
     local_momentum: float = _declare(0.0, values=Range(ge=0, lt=1), workers_use=True, status=("nesterov", "{:g}"),
         help="Nesterov momentum of the local steps.")
     weight_decay: float = _declare(0.0, "Steps of the workers", values=Range(ge=0, le=1),
         other_defaults={("optimizer", "adamw"): 0.01}, workers_use=True, status=("decay", "{:g}·θ"),  # PyTorch's default
-        help="Weight decay: workers add this value times θ to each gradient; with adamw and lion, the server applies it "
-        "instead.")
+        help="Workers add this value times θ to each gradient; with adamw and lion, the server applies it instead.")
     schedule: str = _declare("constant", "Rule", values=SCHEDULES, workers_use=True,
-        help="How the learning rate changes with the version, such as cosine:versions=9400,warmup=100. constant: not at all; "
-        "step: it is multiplied by factor every `versions` commits; cosine: it falls to that share within `versions` commits, "
-        "then stays; onecycle: as cosine, and its warm-up is a cosine too. Unless given, a new run takes the schedule that its "
-        "first worker brings.")
+        help="How the learning rate changes with the version, such as cosine:versions=9400,warmup=100. step: it is multiplied "
+        "by factor every `versions` commits; cosine: it falls to that share within `versions` commits; onecycle: as cosine, "
+        "and its warm-up is a cosine too. Unless given, a new run takes the schedule of its first worker.")
     warmup_versions: int = _declare(0, option="schedule", key="warmup", values=Range(ge=0, le=_MAX_COUNT), workers_use=True,
-        help="Commits over which the learning rate first rises to its value; 0: no warm-up.")
+        help="Commits over which the learning rate first rises to its value.")
     warmup_factor: float = _declare(0.0, option="schedule", key="warmup_factor", values=Range(ge=0, le=1), workers_use=True,
-        help="Share of the learning rate at version 0, where the warm-up begins; 0: it begins one step above 0.")
+        help="Share of the learning rate at which the warm-up begins; 0: one step above 0.")
     decay_versions: int = _declare(0, option="schedule", key="versions", values=Range(ge=0, le=_MAX_COUNT), workers_use=True,
-        help="Commits between two drops (schedule step), or until the end of the fall (cosine, onecycle).")
+        help="Commits between two drops (step), or until the end of the fall (cosine, onecycle).")
     decay_factor: float = _declare(0.1, option="schedule", key="factor", values=Range(ge=0, le=1), workers_use=True,
-        help="Factor of each drop (schedule step), or the final share of the learning rate (cosine, onecycle).")
+        help="Factor of each drop (step), or the final share of the learning rate (cosine, onecycle).")
     optimizer: str = _declare("sgd", "Rule", values=tuple(OPTIMIZERS), fixed=True, workers_use=True, status=("optimizer", "{}"),
-        help="The optimizer whose steps the rules gem, downpour and adaptive apply. sgd, adam, adamw, lion: one on the server, "
+        help="The optimizer whose steps the rules gem, downpour and adaptive apply. sgd, adam, adamw, lion: one on the server "
         "for all workers, with settings such as adamw:beta2=0.99; worker: each worker's own, and commits hold what its steps "
-        "changed. Unless given, a new run takes the optimizer that its first worker brings.")
+        "changed. Unless given, a new run takes that of its first worker.")
     optimizer_options: str = _declare("", option="optimizer", fixed=True,
         help="The optimizer's settings, NAME=VALUE separated by spaces: beta1 and beta2 for adam, adamw and lion, epsilon for "
         "adam and adamw.")
     batch_variation: float = _declare(0.0, values=Range(ge=0, le=0.9), workers_use=True, status=("variation", "batches ±{:g}"),
         help="How much batch sizes vary at random: from (1 − this) to (1 + this) times --batch-size. 0.9 keeps many equal "
-        "workers out of lockstep; 0: all batches have the same size.")
+        "workers out of lockstep.")
     smallest_share: float = _declare(1.0, values=Range(ge=1 / 64, le=1),
         other_defaults={("optimizer", name): 1 / 16 for name in _SHARED}, in_step=True, workers_use=True,
         status=("shares", "batches from ×{:g}"),
-        help="The smallest share of a batch for slow workers: the server tells each worker how many samples its next gradient "
-        "should have, so that all take about as long as the fastest, and counts it by that share. 1: all batches are whole, "
-        "the default with another rule than gem, local steps or batch_variation.")
+        help="The smallest share of a batch for slow workers: they get fewer samples for a gradient, so that all take about as "
+        "long as the fastest, and the gradient counts by its share. 1: all batches are whole, the default with another rule "
+        "than gem, local steps or batch_variation.")
     reply_wait: float = _declare(0.0, values=Range(ge=0, le=0.5),
         other_defaults={("optimizer", name): 0.15 for name in _SHARED}, in_step=True,
         status=("wait", "replies wait ≤ ×{:g} of a step"),
-        help="How long a reply may wait for commits that are expected, as a share of the time of the worker's own step, in the "
-        "first rounds of a run. 0: no reply waits, the default with another rule than gem, local steps or batch_variation.")
+        help="How long a reply may wait for expected commits in the first rounds of a run, as a share of the worker's own "
+        "step. 0: not at all, the default with another rule than gem, local steps or batch_variation.")
     average: float = _declare(0.0, "Rule", values=Range(ge=0, lt=1), status=("average", "β {:g}"),
-        help="Keep an average of θ with this decay β, such as 0.999: after each applied commit of any worker, whatever its "
-        "share of a batch, β times the average plus 1 − β times θ. It begins at θ, and takes P·4 bytes. Evaluations are then "
-        "of the average. 0: none.")
+        help="Keep an average of θ with this decay β per commit of any worker, such as 0.999. It takes 4 bytes a parameter, "
+        "and evaluations are of it. 0: none.")
     # fmt: on
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import click
 
-from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, flag
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS
 from gem_api.process.host_limits import MAX_APPLY_THREADS, default_limit
 from gem_api.process.option_types import (
     ADDRESSES,
@@ -110,31 +110,29 @@ class ServerSettings:
     resume: bool = server_field(click.BOOL, False, "Most used", spelling="--resume/--no-resume", by_deployment=True,
         help="Continue from the newest checkpoint in --checkpoint-dir, if there is one.")
     min_workers: int = server_field(Whole(1), 1, "Cluster", handed_over=True,
-        help="Hand out the first shard only after this number of workers has joined, so that all start together.")
+        help="Begin training only once this number of workers has joined.")
     start_quiet_seconds: float = server_field(Number(0), 0.0, handed_over=True,
-        help="A new run hands out the first shard once no further worker has joined for this number of seconds, so that all "
-        "start together although their number is not known; 10 minutes after the first one joined at the latest. min_workers "
-        "counts beside it. A resumed run does not wait.")
+        help="A new run begins training once no further worker has joined for this number of seconds, 10 minutes after the "
+        "first one at the latest. min_workers counts beside it. A resumed run does not wait.")
     range: Range = server_field(PART, WHOLE, "Network", by_deployment=True,
-        help="Which part of the model this server holds, if N servers hold it together: 0/N, which leads, to N-1/N. Otherwise "
-        "give all of them the same options, among them --durability log.")
+        help="Which part of the model this server holds, if N servers hold it together: 0/N, which leads, to N-1/N. Give all "
+        "of them the same other options, among them --durability log.")
     peers: tuple[str, ...] = server_field(ADDRESSES, (), "Network", by_deployment=True,
-        help="On the server of range 0: the addresses of ranges 1, 2, ..., in this order, as workers reach them.")
+        help="On the server of range 0: the addresses of ranges 1, 2, ..., as workers reach them.")
     # None: auto. Empty: off.
     lane_listen: str | None = server_field(LANE_LISTEN, None, shown_default="auto", by_deployment=True,
-        help="Address of the lane, a second port that carries workers' commits faster than gRPC does. auto: the host of "
-        "--listen, and the port after its port, or a free one if that is taken; off: commits of other machines go over gRPC.")
+        help="Address of the lane, a second port that carries workers' commits faster than gRPC does. auto: the port after "
+        "that of --listen, or a free one; off: commits of other machines go over gRPC.")
     metrics_listen: str = server_field(click.STRING, "127.0.0.1:9464", "Network", by_deployment=True,
-        help="Address of the live page (/), the Prometheus metrics (/metrics) and the probes (/healthz, /readyz); empty: none "
-        "of them is served.")
+        help="Address of the live page (/), the Prometheus metrics (/metrics) and the probes (/healthz, /readyz); empty: none.")
     # Begins with @ if the socket has no file. Empty: off.
     memory_socket: str = server_field(MEMORY_SOCKET, private_socket, shown_default="auto", handed_over=True, by_deployment=True,
-        help="Unix socket of the lane for workers on this machine, who share memory with the server: no tensor goes over the "
-        "network. auto: a socket without a file; a path: in a folder that containers share; off: no shared memory.")
+        help="Unix socket for workers on this machine, who share memory with the server. auto: a socket without a file; a "
+        "path: in a folder that containers share; off: no shared memory.")
     durability: str = server_field(click.Choice(DURABILITIES), "snapshot", "Durability",
         shown_default="snapshot with --checkpoint-dir, else memory", handed_over=True,
-        help="What survives a crash. memory: only checkpoints made on request; snapshot: everything up to the last checkpoint; "
-        "log: every acknowledged commit.")
+        help="What survives a crash. memory: only checkpoints made on request; snapshot: all up to the last checkpoint; log: "
+        "every acknowledged commit.")
     checkpoint_interval: float = server_field(Number(0), 30.0, handed_over=True,
         help="Seconds between checkpoints; 0: only on request and at the end.")
     checkpoint_keep: int = server_field(Whole(1), 3, handed_over=True, help="Checkpoints to keep; older ones are removed.")
@@ -142,24 +140,24 @@ class ServerSettings:
         help="With --durability log: write a checkpoint when the log since the last one exceeds this size.")
     # /dev/null: none.
     history: Path | None = server_field(FILE, None, "Durability", shown_default="commits.csv in --checkpoint-dir",
-        help="CSV file that gets a line for every commit, of some 100 bytes; /dev/null: none. A new run renames an existing "
+        help="CSV file that gets a line of some 100 bytes for every commit; /dev/null: none. A new run renames an existing "
         "file to FILE.old.")
     tokens: Path | None = server_field(FILE, None, "Security", by_deployment=True,
         help="File of bearer tokens; clients without one are rejected. Each line is TOKEN ROLE [WORKER], with the role worker, "
-        "evaluator or admin. Read again when it changes.")
+        "evaluator or admin.")
     max_norm_ratio: float = server_field(Number(0), 0.0, handed_over=True,
-        help="Reject a commit if its gradient's norm exceeds this multiple of the median of the run's last 100; 0: no bound. "
-        "Honest runs have reached 50.")
+        help="Reject a commit if its gradient's norm exceeds this multiple of the median of the last 100; 0: no bound. Honest "
+        "runs have reached 50.")
     quarantine_after: int | None = server_field(Whole(0), None, shown_default="3 with max_norm_ratio, else 0", handed_over=True,
-        help="Quarantine a worker after this number of rejected gradients in a row (too large, NaN or infinite); 0: never. It "
-        "stays out of the run until gem-ctl quarantine lifts it.")
+        help="Quarantine a worker, until gem-ctl lifts it, after this number of rejected gradients in a row (too large, NaN or "
+        "infinite); 0: never.")
     memory_limit: int = server_field(Bytes(), default_limit, shown_default="4/5 of the machine's or container's",
         handed_over=True,
-        help="Memory that the model and the workers may take, for example 8G; 0: no limit.")
+        help="Memory that the model and the workers may take, such as 8G; 0: no limit.")
     apply_threads: int = server_field(Whole(0), 0, handed_over=True,
-        help=f"Threads that check and apply a commit of a large model; 0: one for each core, at most {MAX_APPLY_THREADS}.")
+        help=f"Threads that apply a commit of a large model; 0: one for each core, at most {MAX_APPLY_THREADS}.")
     lease_seconds: float = server_field(Number(1, 3600), 15.0, commands=("server", "train"), handed_over=True,
-        help="How long a worker may be silent before its lease ends, in seconds.")
+        help="Seconds that a worker may be silent before its lease ends.")
     # fmt: on
 
 
@@ -186,8 +184,7 @@ def _of_hyperparameters() -> list[Setting]:
 
 def _of_hyperparameter(name: str) -> Setting:
     declared = DECLARATIONS[name]
-    others = [f"{value:g} with {_in_words(other, word)}" for (other, word), value in declared.other_defaults.items()]
-    shown = "; ".join([f"{DEFAULTS[name]:g}", *others]) if others else ""
+    shown = defaults_of(name) if declared.other_defaults else ""
     return Setting(
         name, ("server", "train"), of_hyperparameter(name), DEFAULTS[name],
         "Most used" if name in _MOST_USED else declared.heading,
@@ -195,8 +192,16 @@ def _of_hyperparameter(name: str) -> Setting:
     )  # fmt: skip
 
 
-def _in_words(name: str, word: str) -> str:
-    return f"--rule gem:{word}" if name == "rule_options" else f"{flag(name)} {word}"
+def defaults_of(name: str) -> str:
+    """What users read as the default of a hyper-parameter, such as "1; 1.5 with --optimizer adam, adamw"."""
+    options: dict[str, list[str]] = {}  # by the value and what it goes with
+    for (other, word), value in DECLARATIONS[name].other_defaults.items():
+        of_rule = word if other == "rule_options" else f"{other}={word}"
+        option, text = ("--optimizer", word) if other == "optimizer" else ("--rule", f"gem:{of_rule}")
+        options.setdefault(f"{value:g} with {option} ", []).append(text)
+    default = DEFAULTS[name]
+    shown = default if isinstance(default, str) else f"{default:g}"
+    return "; ".join([shown, *(option + ", ".join(words) for option, words in options.items())])
 
 
 _MEMBERS: tuple[Command, ...] = ("worker", "evaluator")
@@ -217,16 +222,15 @@ ALL_SETTINGS: tuple[Setting, ...] = (
         by_deployment=True, help="Folder with the task's data, if the task needs one."),
     Setting("workers", ("train",), Whole(1, 1000), 4, "Most used", help="Number of workers."),
     Setting("until_stopped", ("server", "train"), click.BOOL, False, "Run",
-        help="Train without a limit of epochs or steps, until the server is stopped or your own training loop ends."),
+        help="Train without a limit of epochs or steps, until the server is stopped or your own loop ends."),
     *_of_hyperparameters(),
     *(replace(each.metadata["setting"], key=each.name) for each in fields(ServerSettings)),
     Setting("device", (*_TRAINING, "evaluator"), click.STRING, "cpu", "Most used", handed_over=True,
-        help="Device to compute on: cpu, cuda, cuda:N, xpu, mps, or auto. auto deals the machine's GPUs to the workers in "
-        "turn."),
+        help="Device to compute on: cpu, cuda, cuda:N, xpu, mps, or auto, which deals the machine's GPUs to the workers."),
     Setting("resume_run", ("train",), RunToResume(exists=True, file_okay=False, path_type=Path), None, "Most used",
         spelling="--resume", name="resume", variables=("GEM_RESUME_RUN", "GEM_RESUME"),
-        help="Resume the run in this folder with its stored options. Options given now replace those that may change. In an "
-        "empty folder a new run begins, so that the same command starts a run and goes on with it."),
+        help="Resume the run in this folder with its stored options; some may be given anew. In an empty folder a new run "
+        "begins, so that the same command starts a run and goes on with it."),
     Setting("runs", ("train",), FOLDER, Path("runs"), "Run", help="Folder in which the run's own folder is created."),
     Setting("runs", ("ctl",), FOLDER, Path("runs"), "Run",
         help="Folder with gem-train's runs. Without --server, the run in progress there is used."),
@@ -235,50 +239,47 @@ ALL_SETTINGS: tuple[Setting, ...] = (
     Setting("once", ("evaluator",), click.BOOL, False, "Run", by_deployment=True,
         help="Evaluate once, as soon as the server has a model, and exit."),
     Setting("servers", ("train",), Whole(1, MAX_RANGES), 1, "Cluster",
-        help="Number of server processes, each of which holds a part of the model. Several need --durability log, their "
-        "default."),
+        help="Number of server processes, each of which holds a part of the model. Several need --durability log."),
     Setting("workers_per_process", ("worker",), Whole(1, 1000), 1, "Cluster", spelling="--workers",
-        help="Workers in this process, each with its own thread and session. If several, they are named NAME-0, NAME-1 …"),
+        help="Workers in this process, each with its own thread and session; several are named NAME-0, NAME-1 …"),
     Setting("processes", ("train",), Whole(1, 1000), None, "Cluster", shown_default="one for each worker",
-        help="Number of processes for the workers. Fewer processes take less memory: 100 workers fit into 2."),
+        help="Number of processes for the workers. Fewer take less memory: 100 workers fit into 2."),
     Setting("name", ("worker",), click.STRING, None, "Cluster", by_deployment=True,
         help="Name of the worker, unique in the run. Default: host name, process id and a random suffix."),
     Setting("first_worker", ("worker",), Whole(0), 0, "Cluster", by_deployment=True,
-        help="Number of the process's first worker, for names of several workers and for --device auto."),
+        help="Number of the process's first worker, for names and for --device auto."),
     Setting("stopped_status", ("worker",), Whole(0, 255), 0, by_deployment=True,
-        help="Exit status after SIGTERM or Ctrl-C. 143 tells Kubernetes that the run is not done, so that it replaces the "
-        "worker."),
+        help="Exit status after SIGTERM or Ctrl-C. After 143 Kubernetes replaces the worker."),
     Setting("on", ("train",), click.Choice(["local", "ray"]), "local", "Cluster",
-        help="Where the workers run: as processes on this machine, or as actors in a Ray cluster. Servers always run here."),
+        help="Where the workers run: local, as processes here, or ray, as actors in a cluster. Servers always run here."),
     Setting("ray_address", ("train",), click.STRING, "auto",
-        help="Ray cluster to use. HOST:PORT; auto: the one that this machine belongs to; local: a new one on this machine "
-        "alone."),
+        help="Ray cluster to use. HOST:PORT; auto: this machine's; local: a new one on this machine alone."),
     Setting("ray_labels", ("train",), click.STRING, "", shown_default="any node",
-        help="Labels that a node of the Ray cluster must have to run workers. NAME=VALUE,...; a value may also be !VALUE, "
-        "in(A,B) or !in(A,B)."),
+        help="Labels that a Ray node must have to run workers: NAME=VALUE,...; a value may also be !VALUE, in(A,B) or "
+        "!in(A,B)."),
     Setting("ray_spread", ("train",), click.BOOL, False,
-        help="Run the workers on as many nodes of the Ray cluster as possible."),
+        help="Run the workers on as many Ray nodes as possible."),
     Setting("resources", ("train",), click.STRING, "CPU=1", "Cluster", metavar="NAME=AMOUNT,...",
         help="Ray's resources for each process of workers, such as CPU=1,GPU=0.5. With GPU, --device is auto unless given."),
     Setting("working_dir", ("train",), click.Path(exists=True, file_okay=False), None, "Cluster",
-        help="Folder that Ray copies to each node, and in which the workers start: the one with your task's module."),
+        help="Folder that Ray copies to each node: the one with your task's module."),
     Setting("timeout", ("ctl",), Number(0.1), 10.0, help="Seconds to wait for the server's response."),
     Setting("give_up_after", _MEMBERS, Number(0), 300.0, help="Seconds to keep retrying an unreachable server."),
     # A server and a worker may share the environment.
     Setting("worker_metrics_listen", ("worker",), click.STRING, "", "Network", spelling="--metrics-listen",
         name="metrics_listen", by_deployment=True, variables=("GEM_WORKER_METRICS_LISTEN", "GEM_METRICS_LISTEN"),
-        help="Address to serve Prometheus metrics on, host:port; empty for none."),
+        help="Address to serve Prometheus metrics on, host:port."),
     Setting("overlap", _TRAINING, click.BOOL, False, "Network", spelling="--overlap/--no-overlap", handed_over=True,
-        help="Compute the next gradient while a commit is in progress. Staleness about doubles; worth it on a slow network."),
+        help="Compute the next gradient while a commit is in progress. Staleness about doubles."),
     Setting("gradient_dtype", _TRAINING, click.Choice(WIRE_NAMES), "float32", "Network", handed_over=True,
         help="Format of gradients sent over the network. int8 has one scale per 256 elements, and error feedback."),
     Setting("theta_dtype", _TRAINING, click.Choice(WIRE_NAMES), "float32", "Network", handed_over=True,
         help="Format of parameters sent over the network; not used with shared memory. int8 sends their changes."),
     Setting("shared_memory", _TRAINING, click.BOOL, True, handed_over=True, by_deployment=True,
-        help="Exchange tensors through shared memory if the server runs on this machine and offers it."),
+        help="Exchange tensors through shared memory if the server runs on this machine."),
     Setting("durability", ("train",), click.Choice(DURABILITIES), "snapshot", "Durability",
         shown_default="snapshot; log with several --servers",
-        help="What survives a crash of a server. memory: nothing; snapshot: everything up to the last checkpoint (one every 10 "
+        help="What survives a crash of a server. memory: nothing; snapshot: all up to the last checkpoint (one every 10 "
         "seconds); log: every acknowledged commit."),
     Setting("backup_keep", ("ctl",), Whole(1), None,
         help="Number of a run's backups that gem-ctl checkpoint --to keeps. Unset: all."),
@@ -298,13 +299,12 @@ ALL_SETTINGS: tuple[Setting, ...] = (
         help="PEM file of the private key of the client's certificate."),
     Setting("threads", _MEMBERS, Whole(1), 1, "Advanced", help="Number of threads that PyTorch uses."),
     Setting("step_seconds", _TRAINING, Times(), "0", fixed=True, handed_over=True,
-        help="Simulated compute time: the minimum time for the gradient of a whole batch; the worker sleeps for the rest. With "
-        "batch_variation or smallest_share it is in proportion to the batch. The workers take several numbers in turn: with "
-        "0.1,0.1,0.1,0.4 every fourth one is slow. For experiments on machines with few cores."),
+        help="Simulated compute time: the minimum time for the gradient of a whole batch, and for a share of one in "
+        "proportion; the worker sleeps for the rest. The workers take several numbers in turn: with 0.1,0.1,0.1,0.4 every "
+        "fourth one is slow. For experiments on few cores."),
     Setting("turns", _TRAINING, click.Choice(["random", "fixed"]), "random", fixed=True, handed_over=True,
         help="Which worker computes next if a process has more workers than cores. random: any that waits. fixed: first come, "
-        "first served, so that they commit in lockstep, as workers on equal machines do, even with batch_variation; for "
-        "experiments."),
+        "first served, so that they commit in lockstep; for experiments."),
     Setting("log_format", ("server", *_MEMBERS), click.Choice(LOG_FORMATS), "text",
         help="Format of the logs on standard error."),
     Setting("log_level", ("server", *_TRAINING, "evaluator"), click.Choice(LOG_LEVELS), "info", "Advanced", handed_over=True,
