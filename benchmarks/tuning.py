@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from benchmarks.lib.launch import gem_train
-from benchmarks.lib.page import filled, row
+from benchmarks.lib.page import filled, table
 from benchmarks.lib.results import Store, plain
 from benchmarks.lib.runs import Wanted, study
 from benchmarks.lib.style import BLUE, panels, save, styled
@@ -153,35 +153,45 @@ def figure(runs: Mapping[Choice, Run]) -> Figure:
     return drawn
 
 
-def table_row(choice: Choice, run: Run, above: Choice | None) -> str:
-    """A line of the page's table; its method is left out if the line above has it."""
-    matched = choice.rule == "gem"
-    method = "" if above and _method(above) == _method(choice) else _method(choice)
-    workers = str(choice.workers) + (f", {choice.epochs} epochs" if choice.epochs != EPOCHS else "")
-    kappa = f"{choice.hyperparameters().kappa:g}" if matched else "–"
-    pi = f"{run.pi_median:.3f}" if matched and run.pi_median is not None else "–"
-    loss = "–" if run.final_loss is None else f"{run.final_loss:.3f}"
-    return row([method, workers, f"{choice.learning_rate:g}", kappa, f"{100 * run.test_accuracy:.2f}", loss, pi])
+def by_rate(runs: Mapping[Choice, Run]) -> str:
+    """A row for each method and number of workers at its own κ, a column for each rate."""
+    usual = {choice: run for choice, run in runs.items() if choice.kappa is None}
+    rates = sorted({choice.learning_rate for choice in usual if choice.learning_rate})
+    rows: dict[str, dict[float | None, str]] = {}
+    order = sorted(usual, key=lambda c: (c.rule != "gem", c.optimizer, c.local_steps, c.workers, c.epochs))
+    for choice in order:
+        rows.setdefault(_name(choice), {})[choice.learning_rate] = _cell(choice, usual[choice])
+    heads = ["Rule, optimizer, workers", *(f"{rate:g}" for rate in rates)]
+    return table(heads, ([name, *(cells.get(rate, "") for rate in rates)] for name, cells in rows.items()))
 
 
-def _method(choice: Choice) -> str:
-    return f"{choice.rule} {choice.optimizer}" + (f", λ {choice.local_steps}" if choice.local_steps > 1 else "")
+def by_kappa(runs: Mapping[Choice, Run]) -> str:
+    """Of gem around AdamW with 16 workers at the usual rate: a column for each κ."""
+    tried = [Choice(16, learning_rate=1e-3), *(choice for choice in runs if choice.kappa is not None)]
+    found = {choice.hyperparameters().kappa: choice for choice in tried if choice in runs}
+    cells = [_cell(found[kappa], runs[found[kappa]]) for kappa in sorted(found)]
+    return table(["κ", *(f"{kappa:g}" for kappa in sorted(found))], [["gem adamw, 16", *cells]])
+
+
+def _cell(choice: Choice, run: Run) -> str:
+    """The accuracy, and under energy matching the median of π."""
+    pi = f" ({run.pi_median:.2f})" if choice.rule == "gem" and run.pi_median is not None else ""
+    return f"{100 * run.test_accuracy:.2f}{pi}"
+
+
+def _name(choice: Choice) -> str:
+    more = f", λ {choice.local_steps}" * (choice.local_steps > 1) + f", {choice.epochs} epochs" * (choice.epochs != EPOCHS)
+    return f"{choice.rule} {choice.optimizer}, {choice.workers}{more}"
 
 
 def draw(folder: Path) -> Path:
     """Writes README.md and, if its runs are there, curves.png. Returns the page's path."""
     runs = stored(folder)
-    order = sorted(
-        runs, key=lambda c: (c.rule, c.optimizer, c.workers, c.epochs, c.local_steps, c.kappa or 1.5, c.learning_rate or 0)
-    )
-    order.sort(key=lambda choice: (choice.rule != "gem", choice.optimizer))
     if all(choice in runs for choice in SHOWN.values()):
         save(figure(runs), folder / "curves.png")
-    before = [None, *order]
-    rows = [table_row(choice, runs[choice], above) for choice, above in zip(order, before, strict=False)]
     return filled(
         Path(__file__).with_suffix(".txt"), folder / "README.md",
-        rows="\n".join(rows), batch=BATCH,
+        rates=by_rate(runs), kappas=by_kappa(runs), batch=BATCH,
         parameters=f"{784 * HIDDEN + HIDDEN + HIDDEN * 10 + 10:,}",
     )  # fmt: skip
 

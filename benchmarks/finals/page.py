@@ -38,9 +38,9 @@ class Losses:
         return [math.inf if each.loss is None else each.loss for each in self.seeds(*cell).values()]
 
     def right(self, *cell: object) -> str:
-        """The mean share of right answers; empty if it is not known."""
+        """The mean share of right answers in %, after a comma; empty if it is not known."""
         found = [each.accuracy for each in self.seeds(*cell).values() if each.accuracy is not None]
-        return f", {100 * mean(found):.1f} %" if found else ""
+        return f", {100 * mean(found):.1f}" if found else ""
 
     def best(self, where: Cell, method: str, settings: str) -> tuple[str, list[float]]:
         """The rate with the lowest mean, among those with the most seeds, and its losses; empty if there is none."""
@@ -62,14 +62,15 @@ def standard_error(losses: Sequence[float]) -> float:
     return stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
 
 
-def text(losses: Sequence[float]) -> str:
-    """The mean, its standard error and the number of seeds."""
+def text(losses: Sequence[float], error: bool = False) -> str:
+    """The mean, and of several seeds their number, if wanted after its standard error."""
     if not losses:
         return ""
     if not all(map(math.isfinite, losses)):
         return "diverged"
-    error = f" ± {standard_error(losses):.3f}" if len(losses) > 1 else ""
-    return f"{mean(losses):.3f}{error} ({len(losses)})"
+    if len(losses) == 1:
+        return f"{mean(losses):.3f}"
+    return f"{mean(losses):.3f}{f' ± {standard_error(losses):.3f}' * error} ({len(losses)})"
 
 
 def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
@@ -78,7 +79,7 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
     others = [each for each in places if each != MAIN and each[1:] not in {*plan.WITHOUT.values(), *plan.number_alone()}]
     rows = [row for place in others for row in _short_rows(losses, *place)] + _short_rows(losses, *MAIN, plan.CONSTANT)
-    heads = ["Cluster", "before", "in step", "DDP, all", "an expert's best", "difference"]
+    heads = ["Cluster", "in step", "DDP, all", "an expert's best", "difference"]
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
         missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), main=_main(losses),
@@ -92,11 +93,10 @@ def _main(losses: Losses) -> str:
     rows = []
     for profile in KINDS:
         where, designs = (MAIN[0], profile, *MAIN[1:]), plan.designs(profile, MAIN[1])
-        cells = [*(_of_this_server(losses, where, each) for each in (plan.TODAY, plan.BOTH))]
-        cells.append(text(_without_the_slow(losses, where)))
+        cells = [_of_this_server(losses, where, plan.BOTH), text(_without_the_slow(losses, where))]
         cells += [_best(losses, where, "rounds", designs[name]) if name in designs else "" for name in _DESIGNS]
         rows.append([profile, *cells, difference(losses, where)])
-    return table(["Cluster", "before", "in step", "in step, fast alone", *_DESIGNS, "difference"], rows)
+    return table(["Cluster", "in step", "in step, fast alone", *_DESIGNS, "difference"], rows)
 
 
 def difference(losses: Losses, where: Cell, more: str = "") -> str:
@@ -126,9 +126,8 @@ def _short_rows(losses: Losses, model: str, workers: int, rounds: int, more: str
     rows: list[list[str]] = []
     for profile in KINDS:
         where = (model, profile, workers, rounds)
-        cells = [*(_of_this_server(losses, where, each, more) for each in (plan.TODAY, plan.BOTH))]
-        cells.append(_best(losses, where, "rounds", more))
-        cells.append(_experts(losses, where, "rounds", more))
+        cells = [_of_this_server(losses, where, plan.BOTH, more)]
+        cells += [_best(losses, where, "rounds", more), _experts(losses, where, "rounds", more)]
         if any(cells):
             place = "" if rows else f"{model}, {workers}, {rounds:,}{', constant rate' if more else ''}"
             rows.append([place, profile, *cells, difference(losses, where, more)])
@@ -174,21 +173,11 @@ def _real(losses: Losses, places: Iterable[tuple[str, int, int]]) -> str:
             if mine:
                 cells = [_best(losses, where, *each) for each in (("real ours", plan.BOTH), ("real rounds", ""))]
                 cells.append(_experts(losses, where, "real rounds"))
-                whole = f"rate={mine} {plan.BOTH}"
-                used = [_used(losses, where, *each) for each in (("ours", whole), ("rounds", f"rate={rate}"))]
-                ours, ddp = losses.seeds(*where, "real ours", whole), losses.seeds(*where, "real rounds", f"rate={rate}")
-                rows.append([name, profile, *cells, ", ".join(filter(None, used)), _sooner(ours, ddp)])
+                ours = losses.seeds(*where, "real ours", f"rate={mine} {plan.BOTH}")
+                rows.append([name, profile, *cells, _sooner(ours, losses.seeds(*where, "real rounds", f"rate={rate}"))])
                 name = ""
-    heads = ["Model, workers", "Cluster", "in step", "DDP, all", "an expert's best", "gradients", "DDP's loss at"]
+    heads = ["Model, workers", "Cluster", "in step", "DDP, all", "an expert's best", "DDP's loss at, %"]
     return table(heads, rows)
-
-
-def _used(losses: Losses, where: Cell, method: str, settings: str) -> str:
-    """The gradients of real runs, as a share of those of the same simulated ones."""
-    simulated = losses.seeds(*where, method, settings)
-    made = losses.seeds(*where, f"real {method}", settings)
-    shares = [each.gradients / simulated[seed].gradients for seed, each in made.items() if seed in simulated]
-    return f"{100 * mean(shares):.0f} %" if shares else ""
 
 
 def _sooner(made: Mapping[int, Outcome], ddp: Mapping[int, Outcome]) -> str:
@@ -196,7 +185,7 @@ def _sooner(made: Mapping[int, Outcome], ddp: Mapping[int, Outcome]) -> str:
     goals = [(each, goal) for seed, each in made.items() if seed in ddp and (goal := ddp[seed].loss) is not None]
     first = [next((time for time, loss in out.curve if loss is not None and loss <= goal), None) for out, goal in goals]
     reached = [time / out.time for time, (out, _) in zip(first, goals, strict=True) if time is not None]
-    return f"{100 * mean(reached):.0f} %" if goals and len(reached) == len(goals) else ""
+    return f"{100 * mean(reached):.0f}" if goals and len(reached) == len(goals) else ""
 
 
 def _of_this_server(losses: Losses, where: Cell, settings: str, more: str = "") -> str:
@@ -242,7 +231,7 @@ def _parts(losses: Losses, results: Iterable[Run]) -> str:
     tried = dict.fromkeys(run.settings for run in results if run.method == "ours")
     heads = ["What is different", *plan.HARD]
     rows = [
-        [name, *(text(losses.of(MAIN[0], profile, *MAIN[1:], "ours", settings)) for profile in plan.HARD)]
+        [name, *(text(losses.of(MAIN[0], profile, *MAIN[1:], "ours", settings), error=True) for profile in plan.HARD)]
         for name, settings in ((plan.named(each), each) for each in tried)
         if name
     ]

@@ -174,10 +174,11 @@ def ours(settings: str) -> str:
 
 
 def named(settings: str) -> str:
-    """What is different with these settings; empty if that is in no table."""
-    rate, _, others = settings.partition(" ")
-    name = NAMES.get(others, "")
-    return f"{name}, η {rate.removeprefix('rate=')}" if name and rate != f"rate={RATE}" else name
+    """What is different with these settings; empty if that is in no table, as most rates."""
+    for rate, more in ((RATE, ""), (RATE_TODAY, f", η {RATE_TODAY}")):
+        if settings.startswith(f"rate={rate} ") and (name := NAMES.get(settings.removeprefix(f"rate={rate} "))):
+            return name + more
+    return ""
 
 
 def runs(questions: Iterable[str]) -> list[Run]:

@@ -12,7 +12,6 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
-from benchmarks.lib.page import table
 from benchmarks.lib.results import Store
 from benchmarks.many_workers.order import recorded
 from benchmarks.many_workers.simulation import train
@@ -63,11 +62,11 @@ def stored(folder: Path) -> Store[Service, Comparison]:
     return Store(folder / "check.json", "service", Service, vars, lambda service, row: Comparison(**row))
 
 
-def checks_table(comparisons: Mapping[Service, Comparison]) -> str:
-    """A table of them for the page."""
-    rows: list[list[object]] = []
+def checks_text(comparisons: Mapping[Service, Comparison]) -> str:
+    """A clause about each, for the page."""
+    found = []
     for service, each in comparisons.items():
-        for name, losses, accuracy in zip(("service", "simulation"), each.losses, each.accuracies, strict=True):
-            shown = ", ".join(f"{loss:.2f}" for loss in losses)
-            rows.append([service.workers, name, shown, f"{100 * accuracy:.2f} %"])
-    return table(["Workers", "", "Training loss of each sixth of the run", "Test accuracy"], rows)
+        real, simulated = (f"{100 * accuracy:.2f} %" for accuracy in each.accuracies)
+        apart = max(abs(one - other) for one, other in zip(*each.losses, strict=True))
+        found.append(f"{real} with {service.workers} workers, simulated {simulated} (losses differ by at most {apart:.2f})")
+    return "; ".join(found)

@@ -12,7 +12,7 @@ from benchmarks.lib import page as markdown
 from benchmarks.lib.style import save
 from benchmarks.many_workers import figures, rivals
 from benchmarks.many_workers import runs as made
-from benchmarks.many_workers.check import checks_table
+from benchmarks.many_workers.check import checks_text
 from benchmarks.many_workers.check import stored as stored_checks
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
 from benchmarks.paper.experiments import Experiment
@@ -33,20 +33,18 @@ def draw(folder: Path) -> Path:
     return markdown.filled(
         Path(__file__).with_name("page.txt"), folder / "README.md",
         orders=_order_table(runs), remedies=_remedy_table(runs), counts=_count_table(runs, counted), seeds=_seeds(runs),
-        checks=checks_table(stored_checks(folder)), held=rivals.waiting_table(held, tuned), rivals=rivals.table(tuned),
+        checks=checks_text(stored_checks(folder)), held=rivals.waiting_table(held, tuned), rivals=rivals.table(tuned),
         progress=rivals.progress(tuned),
         varied=f"{stable_below(uniform_times(made.REMEDIES['both'].batch_variation), made.experiment().momentum):.0f}",
     )  # fmt: skip
 
 
 def _order_table(runs: made.Runs) -> str:
-    heads = ["Spread", "Stable below", "Leap", "Accuracy, %", "Leap, `against=0.5`", "Accuracy, %"]
     rows = []
     for spread in made.SPREADS:
         limit = stable_below(gamma_times(spread), made.experiment().momentum)
-        cells = [_cells(runs, made.experiment(spread=spread, against=against)) for against in made.AGAINST]
-        rows.append([f"{spread:g}", _number(limit), *cells])
-    return markdown.table(heads, rows)
+        rows.append([f"{spread:g}", _number(limit), _cells(runs, made.experiment(spread=spread))])
+    return markdown.table(["Spread", "Stable below", "Leap", "Accuracy, %"], rows)
 
 
 def _remedy_table(runs: made.Runs) -> str:

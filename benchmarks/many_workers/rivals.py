@@ -197,15 +197,15 @@ def _cell(known: Outcomes, best: Experiment) -> str:
 
 
 def waiting_table(held: Outcomes, at_once: Outcomes) -> str:
-    """Test accuracies under each seed, with replies that are held and at once."""
+    """Test accuracies with replies at once, and with those that are held."""
     rows: list[list[object]] = []
     for workers in GRADIENTS:
-        for name, known, wait in (("at once", at_once, 0.0), (f"held, `reply_wait` {WAIT}", held, WAIT)):
-            made = [known[each].accuracy for each in waiting_cases(wait) if each.workers == workers and each in known]
-            if made:
-                each = ", ".join(f"{100 * accuracy:.2f}" for accuracy in made)
-                rows.append([workers, name, each, f"{100 * np.mean(made):.2f}"])
-    return markdown.table(["Workers", "Replies", "Test accuracy, %", "Mean"], rows)
+        cells = []
+        for known, wait in ((at_once, 0.0), (held, WAIT)):
+            made = [100 * known[each].accuracy for each in waiting_cases(wait) if each.workers == workers and each in known]
+            cells.append(f"{np.mean(made):.2f} ({min(made):.2f}–{max(made):.2f})" if made else "")
+        rows.append([workers, *cells])
+    return markdown.table(["Workers", "Replies at once", "Replies held"], rows)
 
 
 def _alike(trial: Experiment) -> Experiment:

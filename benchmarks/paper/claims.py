@@ -95,8 +95,9 @@ def _find(measured: Lines, fits: Callable[[Experiment], bool]) -> Measured | Non
 
 
 def _said(measured: Lines, value: Callable[[Measured], str]) -> str:
-    """A value of each line, by its number of workers."""
-    return "; ".join(f"{count(each.workers)}: {value(each)}" for each in measured)
+    """A value of each line, by its number of workers, which is called that only once."""
+    names = [count(each.workers) if place == 0 else str(each.workers) for place, each in enumerate(measured)]
+    return "; ".join(f"{name}: {value(each)}" for name, each in zip(names, measured, strict=True))
 
 
 def _loss(each: Measured) -> str:

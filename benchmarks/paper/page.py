@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.page import table
+from benchmarks.lib.page import count, table
 from benchmarks.paper.claims import OURS, PAPER, Claim
 from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured
 
 _HERE = Path(__file__).parent
+_BATCH = 64  # of every run, if its figure says nothing else
 _REMARKS = "What was not run, and what differs"  # written by hand, and kept
 _HEADINGS = {
     "1": "Fig. 1: more workers", "2": "Fig. 2: as many workers as the paper has", "3": "Fig. 3: π and the number of workers",
@@ -48,7 +49,7 @@ def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) ->
         *filter(None, [_section(before, _REMARKS)]),
         _table("The paper's claims", "The paper", PAPER, states, rows),
         _table("Beyond the paper", "Expected", OURS, states, rows),
-        *(sections.get(name) or _figure(name, states[name]) for name in FIGURES),
+        *(sections.get(name) or _figure(name, states[name], scale) for name in FIGURES),
     ]
     page.write_text("\n\n".join(parts) + "\n")
     return page
@@ -87,24 +88,26 @@ def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[s
     return "\n".join(rows)
 
 
-def _figure(name: str, state: State) -> str:
+def _figure(name: str, state: State, scale: Scale) -> str:
     heading = f"## {_HEADINGS[name]}"
     if not state.measured:
         return f"{heading}\n\nNot run yet: `python -m benchmarks.paper {name} --data DIR`."
-    lines = [heading, "", f"![{_HEADINGS[name]}]({name}.png)", "", f"{_amounts(state)} [Data]({name}.json)."]
+    figure = _HEADINGS[name].partition(":")[0]
+    lines = [heading, "", f"![{figure}]({name}.png)", "", f"{_amounts(state, scale)} [Data]({name}.json)."]
     return "\n".join(lines)
 
 
-def _amounts(state: State) -> str:
-    """A sentence that describes a figure's runs."""
+def _amounts(state: State, scale: Scale) -> str:
+    """A sentence that describes a figure's runs, as far as the page's head does not."""
     runs = state.runs
     steps = sorted({run.experiment.steps for run in runs if run.experiment.setting != "sequential"})
     seeds = sorted({run.experiment.seed for run in runs})
     batches = sorted({run.experiment.batch_size for run in runs})
-    text = (
-        f"{len(runs)} runs, {_listed(steps)} steps, batch {_listed(batches)}, "
-        f"seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}."
-    )
+    own = [
+        f", {_listed(steps)} steps" * (steps != [scale.steps]), f", batch {_listed(batches)}" * (batches != [_BATCH]),
+        f", {count(len(seeds), 'seed')}" * (len(seeds) != scale.seeds),
+    ]  # fmt: skip
+    text = f"{len(runs)} runs{''.join(own)}."
     missing = state.planned - len(runs)
     if missing:
         text += f" **{missing} of {state.planned} runs missing.**"

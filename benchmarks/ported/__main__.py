@@ -27,7 +27,7 @@ def plan(chosen: Sequence[str], seeds: int | None, bench: Bench) -> Wanted:
         for seed in range(program.seeds if seeds is None else seeds):
             for kind in KINDS:
                 yield store, Run(kind, seed), partial(make, program, Run(kind, seed), bench)
-        if not agrees(program, store):
+        if not agrees(store):
             yield store, Run(NOISE, 0), partial(make, program, Run(NOISE, 0), bench)
 
 

@@ -10,10 +10,7 @@ from benchmarks.lib.page import count, filled, short, table
 from benchmarks.ported.program import Program, load, names
 from benchmarks.ported.runs import KINDS, NOISE, Outcome, Run, stored
 
-HEADS = (
-    "Program", "Lines", "One worker: loss differs by at most", "Quality", "Alone", "One worker", "Three, as many samples",
-    "Three, as long", "Seconds", "Seeds",
-)  # fmt: skip
+HEADS = ("Program", "Lines", "Loss differs by", "Quality", "Alone", "One worker", "Three, as many samples", "Three, as long")
 CLOSE = 1.0001e-4  # losses that differ by no more agree: one in the fourth digit printed, or rounding of a step
 Results = Mapping[Run, Outcome]
 
@@ -29,8 +26,8 @@ def draw(folder: Path) -> Path:
         Path(__file__).with_name("page.txt"), folder.with_suffix(".md"),
         table=ported_table(measured), programs=count(len(programs), "program"), median=short(median(lines or [0])),
         most=max(lines, default=0), several=sum(len(seeds(results)) >= 3 for _, results in known),
-        worse=", ".join(worse) or "none", sources=_sources(programs),
-        notes="\n".join(f"- **{program.name}**: {program.note}" for program in programs if program.note),
+        worse=", ".join(worse) or "none", notes=_notes(programs),
+        dealt=", ".join(program.name for program in programs if program.together),
         missing=", ".join(program.name for program, results in known if not seeds(results)) or "none",
     )  # fmt: skip
 
@@ -44,10 +41,8 @@ def ported_table(measured: Sequence[tuple[Program, Results]]) -> str:
 def _row(program: Program, results: Results) -> list[str]:
     have = seeds(results)
     qualities = [_range([results[Run(kind, seed)].quality for seed in have]) for kind in KINDS]
-    seconds = " / ".join(f"{mean(results[Run(kind, seed)].seconds for seed in have):.0f}" for kind in KINDS)
-    name = f"**{program.name}**: {program.about}"
-    metric = f"{program.metric} {'↑' if program.higher else '↓'}"
-    return [name, str(program.lines), apart(program, results), metric, *qualities, seconds, str(len(have))]
+    name = f"[{program.name}]({program.address}): {program.about}"
+    return [name, str(program.lines), apart(results), program.metric, *qualities]
 
 
 def seeds(results: Results) -> list[int]:
@@ -55,31 +50,21 @@ def seeds(results: Results) -> list[int]:
     return sorted(seed for seed in {run.seed for run in results} if all(Run(kind, seed) in results for kind in KINDS))
 
 
-def apart(program: Program, results: Results) -> str:
+def apart(results: Results) -> str:
     """The largest difference between a loss alone and with one worker. If it is more than rounding of the printed digits, also
     that between two runs alone, of which one starts a rounding away."""
-    if not (program.replayed and program.deterministic):
-        return "not replayed" if program.deterministic else "not deterministic"
     if any(len(results[Run("plain", seed)].losses) > len(results[Run("one", seed)].losses) for seed in seeds(results)):
         return "fewer losses"
-    found = [each for seed in seeds(results) for each in _differences(results, "one", seed)]
-    if agrees(program, results):
-        return f"{max(found):.1e} of {len(found)}" if any(found) else f"0 of {len(found)}"
-    text = f"{_begin(results, 'one', seeds(results))}, of {len(found)}"
-    return text + (f"; rounding alone: {_begin(results, NOISE, [0])}" if Run(NOISE, 0) in results else "")
+    found = max(each for seed in seeds(results) for each in _differences(results, "one", seed))
+    if agrees(results):
+        return f"{found:.2g}"
+    rounding = f"{max(_differences(results, NOISE, 0)):.2g}" if Run(NOISE, 0) in results else "not measured"
+    return f"{found:.2g}, rounding {rounding}"
 
 
-def agrees(program: Program, results: Results) -> bool:
-    """Whether one worker has the losses of the program alone, or can't be compared with it."""
-    compared = program.replayed and program.deterministic
-    return not compared or not any(each > CLOSE for seed in seeds(results) for each in _differences(results, "one", seed))
-
-
-def _begin(results: Results, kind: str, have: Sequence[int]) -> str:
-    """The largest difference of a kind of run, and the loss from which it grows."""
-    found = [_differences(results, kind, seed) for seed in have]
-    first = min(next((number for number, apart_by in enumerate(each, 1) if apart_by > CLOSE), len(each)) for each in found)
-    return f"{max(map(max, found)):.1e} from loss {first} on"
+def agrees(results: Results) -> bool:
+    """Whether one worker has the losses of the program alone."""
+    return not any(each > CLOSE for seed in seeds(results) for each in _differences(results, "one", seed))
 
 
 def _differences(results: Results, kind: str, seed: int) -> list[float]:
@@ -106,16 +91,10 @@ def _range(values: Sequence[float]) -> str:
     middle, least, most = (
         f"{each:.1e}" if abs(each) >= 1e6 else short(each) for each in (mean(values), min(values), max(values))
     )
-    return middle if len(values) == 1 else f"{middle} ({least} to {most})"
+    return middle if len(values) == 1 else f"{middle} ({least}–{most})"
 
 
-def _sources(programs: Sequence[Program]) -> str:
-    heads = ("Program", "Source", "Licence", "Server", "Packages")
-    rows = (
-        [
-            program.name, f"[{'/'.join(program.repository.split('/')[-2:])}]({program.repository}) {program.script} "
-            f"@ {program.commit[:10]}", program.licence, f"`{program.server}`", ", ".join(program.packages) or "–",
-        ]
-        for program in programs
-    )  # fmt: skip
-    return table(heads, rows)
+def _notes(programs: Sequence[Program]) -> str:
+    """A line for each note, after the names of the programs that it is about."""
+    notes = dict.fromkeys(note for program in programs for note in program.notes)
+    return "\n".join(f"- **{', '.join(each.name for each in programs if note in each.notes)}**: {note}" for note in notes)

@@ -39,15 +39,18 @@ class Program:
     servers: int = 1  # one for each model; `port.diff` calls them 127.0.0.1:50051, 127.0.0.1:50052 and so on
     data: bool = False  # whether it needs MNIST's files
     together: bool = True  # whether three workers wait for each other at the beginning; False: the server deals no samples
-    replayed: bool = True  # whether it trains alone on the same samples, in the same order, as one worker does
-    deterministic: bool = True  # whether it prints the same losses each time
     seeds: int = 1
     kinds: dict[str, dict[str, str]] = field(default_factory=dict)  # `arguments` and `server` of "three", "longer" ...
-    note: str = ""  # what one should know to read its figures
+    notes: list[str] = field(default_factory=list)  # what one should know to read its figures; the same for several programs
 
     @property
     def folder(self) -> Path:
         return PROGRAMS / self.name
+
+    @property
+    def address(self) -> str:
+        """Of the script, at its commit."""
+        return f"{self.repository}/blob/{self.commit[:10]}/{self.script}"
 
     @property
     def lines(self) -> int:
