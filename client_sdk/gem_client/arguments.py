@@ -43,6 +43,12 @@ def as_choice(optimizer: Any) -> OptimizerChoice | None:
     return optimizer
 
 
+def require_batches_per_step(count: Any) -> None:
+    """Raises InvalidRequest if it is not a whole number above 0."""
+    if not isinstance(count, Integral) or int(count) < 1:
+        raise InvalidRequest(f"batches_per_step is a whole number, at least 1, not {count!r}")
+
+
 def require_figures(loss: Any, samples: Any, batches: Any, base: Any, share: Any) -> None:
     """Raises InvalidRequest, with what to write, if an argument of a commit is not what its type says."""
     if loss is not None and not is_number(loss):

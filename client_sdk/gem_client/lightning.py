@@ -129,12 +129,12 @@ class GemCallback:
             names = pl_module.named_parameters()
             given = Optimizer(given, self._session, on=self._on, names=names, batches_per_step=batches)
             trainer.optimizers = [given]
-        elif given._batches_per_step != batches:
+        elif given.batches_per_step != batches:
             raise InvalidRequest(
-                f"accumulate_grad_batches is {batches}, but the optimizer has batches_per_step={given._batches_per_step}: make "
+                f"accumulate_grad_batches is {batches}, but the optimizer has batches_per_step={given.batches_per_step}: make "
                 "them equal"
             )
-        elif given._session is not self._session:
+        elif given.session is not self._session:
             raise InvalidRequest("the callback and the optimizer have two sessions: give both the same")
         self._optimizer = given
         trainer.fit_loop.max_epochs = -1

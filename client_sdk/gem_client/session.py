@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import CancelledError, Future, wait
-from numbers import Integral
 from types import MappingProxyType, TracebackType
 from typing import NoReturn
 
@@ -22,10 +21,11 @@ from gem_api.update_kind import UpdateKind, kind_of
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.answer import Answer, Base
-from gem_client.arguments import as_choice, require_evaluation, require_figures
+from gem_client.arguments import as_choice, require_batches_per_step, require_evaluation
 from gem_client.card import card
 from gem_client.plain_errors import plain_errors
 from gem_client.run.commits import Commits
+from gem_client.run.host_buffers import HostBuffers
 from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
 from gem_client.run.shards import Shards
@@ -49,6 +49,7 @@ class Session:
     Attributes:
         name: The worker's name.
         read_version: Version of the θ that `read` returned last, 0 before; with several servers, that of range 0.
+        host_buffers: The session's buffers, for `Optimizer`.
     """
 
     def __init__(self, address: str, caller: Caller) -> None:
@@ -62,10 +63,16 @@ class Session:
         self._under_way: Future[Answer] | None = None
         self._caller = caller
         self._member = Membership(address, caller)
+        self.host_buffers = HostBuffers(self._member, self._lock)
         self._shards = Shards(self._member, self._side, self._wait_for_commit)
         self._commits = Commits(self._member, self._shards)
 
     # -- what the caller may read
+
+    @property
+    def joined(self) -> bool:
+        """Whether the worker is in the run: after `join`, and before `pull_final`."""
+        return self._member.joined
 
     @property
     def hyperparameters(self) -> Hyperparameters:
@@ -224,14 +231,9 @@ class Session:
             Quarantined: The server has rejected too many gradients of a worker with this name.
         """
         self._member.require_usable()
-        if not isinstance(batches_per_step, Integral) or batches_per_step < 1:
-            raise InvalidRequest(f"batches_per_step is a whole number, at least 1, not {batches_per_step!r}")
+        require_batches_per_step(batches_per_step)
         choice = as_choice(optimizer)
-        if self._member.joined:
-            raise InvalidRequest(
-                "this session has joined already. Another model needs a gem-server of its own, on another port (--listen), and "
-                "a session with it; several optimizers of one model go into one class, which has the step() of all"
-            )
+        self._member.require_not_joined()
         pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
         named = [(name, np.asarray(value)) for name, value in pairs]
         layout, arrays = Layout.of(((name, array.shape) for name, array in named), groups), dict(named)
@@ -352,7 +354,6 @@ class Session:
             Quarantined: The server has rejected too many gradients in a row. An operator must lift the quarantine.
         """
         self._member.require_usable()
-        require_figures(loss, samples, batches, base, share)
         with self._lock:
             return self._commits.make(self._commits.prepare(gradient, loss, samples, batches, base, kind, decay, share))
 
@@ -379,7 +380,6 @@ class Session:
             LayoutMismatch: The shape of the gradient is not the model's.
         """
         self._member.require_usable()
-        require_figures(loss, samples, batches, base, share)
         if self._under_way is not None or not self._member.request.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._lock:

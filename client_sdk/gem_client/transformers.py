@@ -124,7 +124,7 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Makes the trainer's schedule, or if the server makes the steps, one that leaves the learning rate to it."""
         assert self._gem_optimizer is not None
-        if self._gem_optimizer._spec.steps_itself:
+        if self._gem_optimizer.spec.steps_itself:
             super().create_scheduler(num_training_steps, optimizer)
             if self._session.version and self._schedule_is_shared:
                 with warnings.catch_warnings():  # of a schedule that advances before the first step

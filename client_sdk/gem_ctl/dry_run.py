@@ -18,12 +18,10 @@ import click
 from gem_api.process.lifetime import LAUNCHER
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
-from gem_client.transport.private_servers import FOLDER_VARIABLE, addresses, serve
+from gem_client.transport.private_servers import FOLDER_VARIABLE, PATIENCE_SECONDS, POLL_SECONDS, addresses, serve
 
 OK, LOOK, FAILS = "ok", "look at this", "will not work"  # as the script's process writes them
 _COLOURS = {OK: "green", LOOK: "yellow", FAILS: "red"}
-_POLL_SECONDS = 0.05
-_START_SECONDS = 120.0  # that a server, or the script's process, may take to begin; the first server compiles its update pass
 
 
 def dry_run(script: Path, arguments: tuple[str, ...], settings: str, seconds: float) -> list[tuple[str, str]]:
@@ -59,7 +57,7 @@ def show(found: list[tuple[str, str]]) -> None:
 def _server(folder: Path, number: int, settings: str) -> Iterator[Admin]:
     """The server for the N-th address that the script names, behind a socket in this folder. It does not outlive a `with`
     block; yields once it serves."""
-    address, log, deadline = f"unix:{folder}/{number}", folder / f"{number}.log", time.monotonic() + _START_SECONDS
+    address, log, deadline = f"unix:{folder}/{number}", folder / f"{number}.log", time.monotonic() + PATIENCE_SECONDS
     forced = [f"--listen={address}", "--metrics-listen=", f"--checkpoint-dir={folder}/checkpoints-{number}",
               "--durability=memory", "--min-workers=1", "--epochs=0"]  # fmt: skip
     given = [each for each in shlex.split(settings) if each != "--until-stopped"]
@@ -76,7 +74,7 @@ def _server(folder: Path, number: int, settings: str) -> Iterator[Admin]:
                     last = (log.read_text(errors="replace").splitlines() or ["it has not served in time"])[-1]
                     why = last.removeprefix("gem-server: ").removeprefix("Error: ")
                     raise click.ClickException(f"the dry run's server does not start: {why}")
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
             serve(folder, number, address)
             yield admin
     finally:
@@ -99,10 +97,10 @@ def _run_script(arguments: list[str], folder: Path, seconds: float, meanwhile: C
     click.echo(click.style("", dim=True, reset=False), nl=False)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
     try:
-        deadline = time.monotonic() + seconds + _START_SECONDS
+        deadline = time.monotonic() + seconds + PATIENCE_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
             meanwhile()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.addresses import MAX_PORT, host_and_port, is_tcp_address, names_a_port, server_address, with_port
+from gem_api.process.addresses import MAX_PORT, host_and_port, is_tcp_address, is_unix, names_a_port, server_address, with_port
 from gem_api.process.option_types import Bytes, Number, Whole
 from gem_api.process.settings import DURABILITIES, ServerSettings
 
@@ -43,7 +43,7 @@ class ServerConfig(ServerSettings):
         """`lane_listen` with its default filled in; empty for none."""
         if self.lane_listen is not None:
             return self.lane_listen
-        if self.listen.startswith("unix"):
+        if is_unix(self.listen):
             return ""
         _, port = host_and_port(self.listen)
         return with_port(self.listen, port + 1 if 0 < port < MAX_PORT else 0)

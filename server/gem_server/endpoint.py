@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING
+from gem_api.process.addresses import is_unix
 from gem_api.process.files import OWN_LIMITS, advice
 from gem_api.process.http_port import serve_metrics
 from gem_api.process.logs import Logger
@@ -110,7 +111,7 @@ class Endpoint:
 
 def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
     try:
-        if not address.startswith("unix"):
+        if not is_unix(address):
             tcp_socket(address).close()  # gRPC writes a line of its own to standard error before it raises
         if certificates is not None:
             return int(server.add_secure_port(address, certificates.credentials()))

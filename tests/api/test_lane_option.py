@@ -21,6 +21,8 @@ from gem_server.config import ServerConfig
         ("localhost:65535", "localhost:0"),
         ("server.example.org:50052", "server.example.org:50053"),
         ("unix:/tmp/gem.sock", ""),
+        ("unix-abstract:gem", ""),
+        ("unixes:7", "unixes:8"),
     ],
 )
 def test_by_default_the_lane_is_at_the_port_after_that_of_grpc(listen: str, lane: str) -> None:
@@ -43,7 +45,8 @@ def test_the_setting_is_auto_off_or_an_address(setting: str, choice: str, config
 
 
 @pytest.mark.parametrize(
-    "wrong", ["here", "50052", "host:", ":50052", "host:-1", "host:65536", "host:50052x", "unix:/tmp/gem.sock", "on", " "]
+    "wrong",
+    ["here", "50052", "host:", ":50052", "host:-1", "host:65536", "host:50052x", "unix:/tmp/gem", "unix-abstract:7", "on", " "],
 )
 def test_a_wrong_address_gives_one_line_that_says_what_to_write(wrong: str) -> None:
     flags = ["--until-stopped", "--listen", "127.0.0.1:0"]

@@ -69,7 +69,7 @@ def compute(
 def trained(settings: Hyperparameters, options: dict[str, Any], device: torch.device = CPU, *, in_memory: bool = False) -> Any:
     """The run's θ after some steps of one worker: float32, shape (P,)."""
     with worker(settings, options, device, in_memory=in_memory) as (live, model, optimizer):
-        assert optimizer._session.shares_memory == in_memory
+        assert optimizer.session.shares_memory == in_memory
         for step in range(STEPS):
             optimizer.step(loss=compute(model, optimizer, step, device))
         optimizer.finish()
@@ -225,6 +225,6 @@ def test_a_run_on_a_gpu_is_that_on_the_cpu_within_rounding(run: str) -> None:
 @pytest.mark.parametrize("in_memory", [False, pytest.param(True, marks=linux_only)])
 def test_a_gpu_copies_from_and_to_the_arrays_of_the_session_themselves(in_memory: bool) -> None:
     with worker(PLAIN, {}, torch.device("cuda"), in_memory=in_memory) as (_, _, optimizer):
-        session = optimizer._session
+        session = optimizer.session
         for array in (session.gradient, session.theta):
             assert torch.from_numpy(array).is_pinned()

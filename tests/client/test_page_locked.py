@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from client.torch_helpers import network
 from gem_api.framing import empty_pages
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import Session, connect
+from gem_client.run.host_buffers import HostBuffers
 from gem_client.torch import Optimizer, page_locked
 from gem_client.torch.page_locked import PageLocks
 from gem_client.torch.session_tensors import OnDevices
@@ -162,7 +165,7 @@ def trained(accelerator: Accelerator) -> list[Tensor]:
         expire_all(live)
         for _ in range(3):
             optimizer = step()
-        return [parameter.detach().cpu() for parameter in optimizer._trained.values()]
+        return [parameter.detach().cpu() for parameter in optimizer.trained.values()]
 
 
 def test_if_cuda_can_not_lock_them_page_locked_buffers_take_their_place_and_the_log_says_so_once(
@@ -198,13 +201,19 @@ def test_the_buffer_of_theta_is_not_overwritten_while_it_is_read(
     accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_locked, "page_locked_like", torch.empty_like)
-    session: Any = SimpleNamespace(_member=SimpleNamespace(), gradient=np.zeros(2, np.float32), theta=np.ones(2, np.float32))
-    on_device = OnDevices(session, [torch.zeros(2).to(accelerator.device)])
+    host: Any = SimpleNamespace(gradient=np.zeros(2, np.float32), theta=np.ones(2, np.float32), at_end=lambda work: None)
+    on_device = OnDevices(host, [torch.zeros(2).to(accelerator.device)])
     on_device.bind()
     on_device.load()
-    session.theta[:] = 2
+    host.theta[:] = 2
     on_device.load()
     assert [raw(each).tolist() for each in on_device.buffers.thetas] == [[1, 1]]
+
+
+def test_the_sessions_buffers_are_not_moved_while_a_commit_is_under_way() -> None:
+    lock, held = threading.Lock(), list[bool]()
+    HostBuffers(MagicMock(move_into_pages=lambda: held.append(lock.locked())), lock).move_into_pages()
+    assert held == [True]
 
 
 def test_memory_is_unlocked_after_the_last_copy_and_not_by_a_forked_process(

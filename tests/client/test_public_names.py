@@ -16,10 +16,10 @@ ADMIN = "checkpoint checkpoint_all close drain healthy lift_quarantine quarantin
 ANSWER = "discarded lost pi_median staleness theta version"
 SESSION = """
     add_to_window base batch_share batches_in_hand batches_per_commit begin_commit close commit finish_commit generation
-    gradient hyperparameters is_first join layout learning_rate progress pull pull_final read report_evaluation run_id shards
-    shares_memory skip skipped stalled steps_done take_theta theta transport update_kind version
-"""  # and `name`, which is set at construction
-# And `answer` and `inner`, which are set at construction.
+    gradient hyperparameters is_first join joined layout learning_rate progress pull pull_final read report_evaluation run_id
+    shards shares_memory skip skipped stalled steps_done take_theta theta transport update_kind version
+"""  # and `name` and `host_buffers`, which are set at construction
+# And `answer`, `batches_per_step`, `inner`, `joined`, `session`, `spec` and `trained`, which are set at construction.
 OPTIMIZER = "add_param_group finish load_final load_state_dict note skip state_dict step zero_grad"
 SHARD_SAMPLER = "complete epochs items loader samples_in_hand"
 
@@ -37,7 +37,7 @@ def test_the_package_exports_these_names() -> None:
         (Optimizer, OPTIMIZER),
         (ShardSampler, SHARD_SAMPLER),
         (Epoch, "loader number"),
-        (Loader, "dataset"),
+        (Loader, "ahead dataset"),
         (CommitAverage, "update_parameters"),
     ],
 )

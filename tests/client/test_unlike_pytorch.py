@@ -310,3 +310,11 @@ def test_workers_with_other_frozen_values_are_refused_while_one_with_the_first_i
         optimizer.load_final()
     with worker(live, other):
         pass  # nobody is left to disagree
+
+
+def test_frozen_values_that_are_not_known_or_its_own_from_before_refuse_no_worker(live: Live) -> None:
+    model = {"w": [0.0]}
+    with connect(live.address, name="ann") as ann, connect(live.address) as other, connect(live.address, name="ann") as again:
+        ann.join(model, frozen=b"1")
+        other.join(model)
+        again.join(model, frozen=b"2")

@@ -41,10 +41,12 @@ def test_a_registration_that_fails_leaves_the_settings_of_the_worker_before(
 
 def test_a_worker_may_bring_another_optimizer_as_long_as_there_is_no_run() -> None:
     core = make_core()
+    threads = core.rule.threads
     core.register("ann", SMALL, 0.0, choice=ADAMW)
     core.register("ann", SMALL, 0.0, choice=OptimizerChoice("lion"))
     assert core.settings.optimizer == "lion"
     assert core.settings.weight_decay == 0
+    assert core.rule.threads is threads  # which a server checks gradients with, too
 
 
 def test_a_run_that_takes_the_optimizer_of_its_first_worker_takes_its_defaults_too() -> None:

@@ -24,7 +24,8 @@ with (ROOT / "pyproject.toml").open("rb") as file:
 @pytest.fixture(scope="module")
 def wheel() -> Path:
     wheels = list((ROOT / "dist").glob("*.whl"))
-    assert len(wheels) == 1, "one wheel is expected in dist/: `make wheel` builds it"
+    if len(wheels) != 1:
+        pytest.fail(f"dist/ holds {len(wheels)} wheels, not one: run `make test-wheel`, which builds it", pytrace=False)
     return wheels[0]
 
 

@@ -174,6 +174,20 @@ def test_the_largest_updates_all_one_way_never_add_up_to_an_infinity(name: str, 
         assert np.isfinite(run.theta).all()
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_reply_may_wait_if_it_lies_as_far_from_a_later_theta(name: str) -> None:
+    rule, random = variant(name), np.random.default_rng(1)
+    run = Run.of(rule, random.normal(size=9).astype(np.float32), workers=2, answered=True)
+    for worker in (0, 1, 0):
+        run.commit(random.normal(size=9).astype(np.float32), worker)
+    buffers = run.workers[0]
+    before = [buffers[reply] - run.theta for reply in ("snapshot", "answer")]
+    run.theta += 1  # by the others
+    rule.release(run.theta, buffers, buffers["snapshot"] + 1, 1.0)
+    after = [buffers[reply] - run.theta for reply in ("snapshot", "answer")]
+    assert rule.replies_may_wait == np.allclose(before, after, atol=1e-6)
+
+
 def test_a_rescaled_commit_moves_theta_by_at_most_a_hundred_times_its_delta() -> None:
     rule, layout, moves = make_rule("rescaled", learning_rate=1.0), Layout.of({"w": (1,)}), []
     for staleness in (0, 198, 199, 200, 10_000):

@@ -211,7 +211,7 @@ def test_every_call_of_the_contract_but_the_admins_is_listed() -> None:
 # -- what is open
 
 
-HERE = ["127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "::1:1", "unix:/run/gem.sock"]
+HERE = ["127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "::1:1", "unix:/run/gem.sock", "unix-abstract:gem"]
 ELSEWHERE = ["0.0.0.0:1", "[::]:1", ":1", "server:1", "192.168.1.2:1", "127.0.0.1.evil.example:1", ""]
 
 

@@ -12,6 +12,7 @@ from gem_api.layout import Vector
 from gem_api.update_kind import KINDS, UpdateKind
 
 from gem_client.answer import Answer, Base
+from gem_client.arguments import require_figures
 from gem_client.run.encoded import EncodedUpdate
 from gem_client.run.membership import Membership
 from gem_client.run.pending_commit import CommitSpan, PendingCommit
@@ -48,6 +49,7 @@ class Commits:
         share: float | None,
     ) -> PendingCommit:
         """Returns the commit to make, whose span has begun. Arguments and errors are those of `Session.commit`."""
+        require_figures(loss, samples, batches, base, share)
         base = base or self.handed_out  # as it is before a new lease
         update = self._pack(gradient, kind, decay)
         claimed = self._shards.claim(batches)

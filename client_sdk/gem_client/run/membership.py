@@ -139,6 +139,14 @@ class Membership:
         if self.is_copy:
             raise InvalidRequest("this session belongs to the process that opened it: open another one after the fork")
 
+    def require_not_joined(self) -> None:
+        """Raises InvalidRequest if the session has joined."""
+        if self.joined:
+            raise InvalidRequest(
+                "this session has joined already. Another model needs a gem-server of its own, on another port (--listen), and "
+                "a session with it; several optimizers of one model go into one class, which has the step() of all"
+            )
+
     @property
     def is_copy(self) -> bool:
         """Whether this is the copy of a session in a forked process: the lease belongs to the parent."""

@@ -38,7 +38,7 @@ class CommitAverage(AveragedModel):
             raise InvalidRequest(f"decay is a number from 0 to 1, not {decay!r}")
         super().__init__(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=use_buffers)
         self.n_averaged.fill_(1)  # at 0, the first update would copy the model
-        self._session, self._decay = optimizer._session, decay
+        self._session, self._decay = optimizer.session, decay
         self._version = self._session.base.version
         if self._session.hyperparameters.average:
             self._begin_at_runs(model, optimizer)
@@ -54,7 +54,7 @@ class CommitAverage(AveragedModel):
     def _begin_at_runs(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Loads the average that the server keeps."""
         tensors = self._session.layout.split(self._session.read(average=True))
-        names = {id(parameter): name for name, parameter in optimizer._trained.items()}
+        names = {id(parameter): name for name, parameter in optimizer.trained.items()}
         for own, trained in zip(self.module.parameters(), model.parameters(), strict=True):
             if id(trained) in names:
                 own.copy_(torch.from_numpy(tensors[names[id(trained)]]))

@@ -111,7 +111,7 @@ class Observer(logging.Handler):
         self._seen.add("over")
         self._ended.append(session)
         norms = [each for each in gc.get_objects() if issubclass(type(each), _NormBase) and each.running_mean is not None]
-        trained = {id(each) for ours in self._optimizers if _session(ours) is session for each in ours._trained.values()}
+        trained = {id(each) for ours in self._optimizers if _session(ours) is session for each in ours.trained.values()}
         mine = [norm.running_mean for norm in norms if trained & set(map(id, norm.parameters()))]
         self._statistics += [(mean, mean._version) for mean in mine]
 
@@ -125,12 +125,12 @@ class Observer(logging.Handler):
         if isinstance(optimizer, Optimizer):
             self._stepping = False
             names = self._with_gradient.setdefault(id(optimizer), set())
-            names |= {name for name, each in optimizer._trained.items() if each.grad is not None}
+            names |= {name for name, each in optimizer.trained.items() if each.grad is not None}
 
     @property
     def _optimizers(self) -> list[Optimizer]:
         """Those that have joined a run."""
-        return [each for each in self._made if getattr(each, "_joined", False)]
+        return [each for each in self._made if getattr(each, "joined", False)]
 
     def findings(self, failure: str) -> list[tuple[str, str]]:
         """What was found: a level, and what was seen and what to do. `failure`: why the script failed; empty if it did not."""
@@ -150,7 +150,7 @@ class Observer(logging.Handler):
 
     def _of_parameters(self) -> Iterator[tuple[bool, str, str]]:
         stepped = [each for each in self._optimizers if id(each) in self._with_gradient]
-        missing = [name for each in stepped for name in each._trained if name not in self._with_gradient[id(each)]]
+        missing = [name for each in stepped for name in each.trained if name not in self._with_gradient[id(each)]]
         first = f"such as {missing[0]}, " if missing else ""
         yield (
             bool(missing),
@@ -158,7 +158,7 @@ class Observer(logging.Handler):
             "same. Freeze what is not to be trained before you make the Optimizer",
             "all parameters of the run got a gradient" if self._optimizers else "",
         )
-        frozen = sum(len(each._spec.frozen) for each in self._optimizers)
+        frozen = sum(len(each.spec.frozen) for each in self._optimizers)
         yield False, "", f"{frozen} frozen parameters: every worker loads the same values itself" if frozen else ""
 
     def _of_samples(self) -> Iterator[tuple[bool, str, str]]:
@@ -199,7 +199,7 @@ class Observer(logging.Handler):
 
 def _session(optimizer: Optimizer) -> Session:
     """The session that the optimizer's commits go through; that of rank 0, if ranks have it together."""
-    session = optimizer._session
+    session = optimizer.session
     return session.own if isinstance(session, RankSession) else session
 
 

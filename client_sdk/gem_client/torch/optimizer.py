@@ -20,14 +20,7 @@ from gem_client.session import Session
 from gem_client.torch.arguments import require_parameters, require_projection, require_step
 from gem_client.torch.local_steps import LocalSgd, LocalSteps, bare
 from gem_client.torch.optimizer_spec import STATE_IS_SERVERS, On, OptimizerSpec, log_differences, ways_to_train
-from gem_client.torch.parameters import (
-    Parameters,
-    dense,
-    evaluate,
-    fingerprint,
-    first_values,
-    gather,
-)
+from gem_client.torch.parameters import Parameters, dense, evaluate, fingerprint, first_values, gather
 from gem_client.torch.rank_session import RankSession, names_of, ranks_of, tensors_of
 from gem_client.torch.watch import Watch
 
@@ -108,6 +101,11 @@ class Optimizer(torch.optim.Optimizer):
     Attributes:
         answer: The result of the last finished commit; None before the first.
         inner: The optimizer of PyTorch that was given; None: parameters alone.
+        session: The session.
+        trained: The parameters, by their names in the run.
+        batches_per_step: See the argument.
+        spec: Who trains the parameters, and how.
+        joined: Whether it has joined the run.
     """
 
     def __init__(
@@ -127,47 +125,47 @@ class Optimizer(torch.optim.Optimizer):
         require_parameters(params, session)
         require_projection(project)
         ways = ways_to_train(params, on, names_of(session) if names == () else names, schedule, overlap)
-        self._spec = spec = ways[0]
+        self.spec = spec = ways[0]
         self.inner, self._schedule = spec.inner, schedule
-        self._trained = spec.trained
-        trained = list(self._trained.values())
-        self._session, self._ranks = session, ranks_of(session)
-        self._batches_per_step = batches_per_step
+        self.trained = spec.trained
+        trained = list(self.trained.values())
+        self.session, self._ranks = session, ranks_of(session)
+        self.batches_per_step = batches_per_step
         self._overlap = overlap
         self._project = project
-        self._watch = Watch(self._trained, spec.frozen, self.inner)
+        self._watch = Watch(self.trained, spec.frozen, self.inner)
         self.answer: Answer | None = None
-        self._joined = False
+        self.joined = False
         self._scaled = False
         self._noted: list[Any] = []
         self._under_way = False
         self._keep_projected()  # else a weight that begins far outside would stay at the edge until θ is back there
-        first = first_values(self._trained)
+        first = first_values(self.trained)
         super().__init__(trained, {"lr": 0.0})
         self._share_groups()
-        self._tensors = tensors_of(session, self._trained, self.inner)
+        self._tensors = tensors_of(session, self.trained, self.inner)
         self._generation = 0
-        self._spec = self._join(ways, first)
+        self.spec = self._join(ways, first)
         if len(ways) > 1:  # else the arguments have decided, or the log has said why
             own, servers = "this worker makes the steps of its", "the server makes all workers' steps, with one"
-            log.info("%s %s", own if self._spec.steps_itself else servers, type(self.inner).__name__)
+            log.info("%s %s", own if self.spec.steps_itself else servers, type(self.inner).__name__)
         if all(tensor.nameless for tensor in session.layout.tensors):
             log.warning("the tensors have no names: checkpoints and gem-ctl pull call them 0, 1, and so on; %s", NAME_TENSORS)
         with suppress(AttributeError):  # a wrapper may have no hooks: its groups are read at each step
             self.inner.register_load_state_dict_post_hook(self._inner_has_loaded)  # type: ignore[union-attr]
-        self._joined = True
+        self.joined = True
         self._load()
 
     def _join(self, ways: Sequence[OptimizerSpec], first: Any) -> OptimizerSpec:
         """Joins the run, in the first of these ways that it takes, and returns that way."""
         best, *others = ways
         try:
-            self._session.join(
+            self.session.join(
                 first,
                 groups=best.groups,
                 optimizer=best.choice,
                 overlap=self._overlap,
-                batches_per_step=self._batches_per_step,
+                batches_per_step=self.batches_per_step,
                 pull_only_reads=True,
                 frozen=fingerprint(best.frozen),
             )
@@ -203,12 +201,12 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self.inner.load_state_dict(state_dict)
             self._share_groups()
-            if not self._spec.steps_itself and state_dict.get("state"):
+            if not self.spec.steps_itself and state_dict.get("state"):
                 log.warning(STATE_IS_SERVERS)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises InvalidRequest: the run's tensors are fixed once the optimizer has joined it."""
-        if self._joined:
+        if self.joined:
             raise InvalidRequest("parameters can't be added: the run's tensors are fixed once the optimizer has joined it")
         bare(torch.optim.Optimizer.add_param_group)(self, param_group)
 
@@ -246,7 +244,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         require_step(closure, loss)
         self._require_servers_rate()
-        return self._make_step(closure, loss, self._batches_per_step, share)
+        return self._make_step(closure, loss, self.batches_per_step, share)
 
     def note(self, loss: Any) -> None:
         """Notes the loss of a batch, for trainers that call `step` without it. The next step reports the mean of those
@@ -270,7 +268,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             InvalidRequest: The loop has fewer batches than that without a step.
         """
-        self._session.skip(batches)
+        self.session.skip(batches)
         self._noted.clear()
 
     def finish(self) -> None:
@@ -287,8 +285,8 @@ class Optimizer(torch.optim.Optimizer):
         Raises InvalidRequest, and leaves the parameters as they are, if something else has changed them, such as steps of the
         optimizer that was given: no commit has the change, and loading θ would undo it."""
         self._require_unchanged(at_end=True)
-        rest = self._session.batches_in_hand
-        if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
+        rest = self.session.batches_in_hand
+        if 0 < rest < self.batches_per_step and not self._scaled and self._gradients_are_new():
             if self._local is not None and self._local.needs_closure:
                 log.warning(
                     "the last %d batches are skipped: %s makes no step without a closure. To train on them, call "
@@ -300,7 +298,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._make_step(None, None, rest)
         if self._local is not None and self._local.made:
             self._commit_window(self._local)
-        self.answer = self._session.finish_commit() or self.answer
+        self.answer = self.session.finish_commit() or self.answer
         self._under_way = False
         self._load()
         self._tensors.wait_for_loads()  # before something else is received where θ is copied from
@@ -314,7 +312,7 @@ class Optimizer(torch.optim.Optimizer):
             average: Whether to load the final average of θ that the run keeps (`gem-server --average`) instead.
         """
         self.finish()
-        self._session.pull_final(average)
+        self.session.pull_final(average)
         self._load()
 
     @property
@@ -340,16 +338,16 @@ class Optimizer(torch.optim.Optimizer):
             self._gather(loss)
             gradient, reported = self._tensors.sent()
             try:
-                self.answer = self._session.commit(
+                self.answer = self.session.commit(
                     gradient, loss=reported, batches=batches, base=self._base, decay=False, share=share
                 )
             except RejectedCommit:
-                if self._session.base != self._base:  # of several servers, only some rejected it
+                if self.session.base != self._base:  # of several servers, only some rejected it
                     self._load()
                 raise
             self._load()
-        if self._batches_per_step > 1:
-            for parameter in self._trained.values():
+        if self.batches_per_step > 1:
+            for parameter in self.trained.values():
                 if parameter.grad is not None:
                     parameter.grad.used_at_version = parameter.grad._version  # type: ignore[attr-defined]
         return returned
@@ -365,22 +363,22 @@ class Optimizer(torch.optim.Optimizer):
         """The values that the parameters should hold; None if that is not known any more."""
         if self._local is not None and self._local.began_on:
             return self._local.began_on
-        if self._under_way or self._project or not self._tensors.current or self._base != self._session.base:
+        if self._under_way or self._project or not self._tensors.current or self._base != self.session.base:
             return None
         return self._tensors.thetas
 
     def _gradients_are_new(self) -> bool:
         """Whether any gradient was written since the last step, and is not just zero. Averages those of several ranks then."""
-        gradients = [parameter.grad for parameter in self._trained.values() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
         written = any(gradient._version != getattr(gradient, "used_at_version", None) for gradient in gradients)
         new = written and any(bool(dense(gradient).any()) for gradient in gradients)
-        return new if self._ranks is None else self._ranks.average(list(self._trained.values()), new)
+        return new if self._ranks is None else self._ranks.average(list(self.trained.values()), new)
 
     def _count_step(self, local: LocalSteps, loss: Any, batches: int) -> None:
         self._keep_projected()
-        self._session.add_to_window(batches)
+        self.session.add_to_window(batches)
         local.count(loss)
-        lease_lost = self._session.generation != self._base.generation  # asking for a shard may have found out
+        lease_lost = self.session.generation != self._base.generation  # asking for a shard may have found out
         if local.made >= self._settings.local_steps or lease_lost:
             self._commit_window(local)
 
@@ -391,7 +389,7 @@ class Optimizer(torch.optim.Optimizer):
         self._tensors.send(local.loss)
         update, loss = self._tensors.sent()
         try:
-            self.answer = self._session.commit(
+            self.answer = self.session.commit(
                 update,
                 loss=loss,
                 batches=0,  # those of the window's steps
@@ -402,7 +400,7 @@ class Optimizer(torch.optim.Optimizer):
         except RejectedCommit:
             local.forget()
             self._load()  # what the window began on, should the pull fail
-            self._session.take_theta()
+            self.session.take_theta()
             self._load()
             raise
         self._load()
@@ -410,13 +408,13 @@ class Optimizer(torch.optim.Optimizer):
     def _step_overlapping(self, loss: Any, batches: int, share: float | None) -> None:
         computed_on, rejected = self._base, None
         try:
-            self.answer = self._session.finish_commit() or self.answer
+            self.answer = self.session.finish_commit() or self.answer
         except RejectedCommit as error:
             rejected = error  # the last gradient was rejected; this one may be fine
         self._gather(loss)  # before the parameters move on from what it was computed on
         self._load()
         gradient, reported = self._tensors.sent()
-        self._session.begin_commit(gradient, loss=reported, batches=batches, base=computed_on, decay=False, share=share)
+        self.session.begin_commit(gradient, loss=reported, batches=batches, base=computed_on, decay=False, share=share)
         self._under_way = True
         if rejected is not None:
             raise rejected
@@ -427,12 +425,12 @@ class Optimizer(torch.optim.Optimizer):
         self._watch.warn_of_missing(self._settings.optimizer)
         if self._tensors.sends:
             with torch.no_grad():
-                gather(self._trained.values(), self._tensors.gradients, self._decays)
+                gather(self.trained.values(), self._tensors.gradients, self._decays)
         self._tensors.send(loss)
 
     def _load(self) -> None:
         """Copies the received θ into the parameters."""
-        self._base = self._session.base
+        self._base = self.session.base
         self._follow_server()
         self._tensors.load()
         self._keep_projected()
@@ -448,7 +446,7 @@ class Optimizer(torch.optim.Optimizer):
     def _require_servers_rate(self) -> None:
         if self._schedule is not None and self._schedule.last_epoch:
             raise InvalidRequest("delete scheduler.step(): the server steps this schedule, with the commits of all workers")
-        for group, factor in zip(self.param_groups, self._spec.factors, strict=False):
+        for group, factor in zip(self.param_groups, self.spec.factors, strict=False):
             made_here = self._schedule is None and "initial_lr" in group
             if made_here or group["lr"] != factor * self._rate:
                 what = "a scheduler was made" if made_here else f"it was set to {group['lr']}"
@@ -461,19 +459,19 @@ class Optimizer(torch.optim.Optimizer):
     def _follow_server(self) -> None:
         """Takes the rate of that θ. A new lease may come with other hyperparameters, from a server that was restarted."""
         if self._base.generation != self._generation:
-            self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
-            if self._spec.choice is not None:
-                log_differences(self._spec.choice, self._settings)
-            tensors = self._session.layout.tensors
+            self._settings, self._kind = self.session.hyperparameters, self.session.update_kind
+            if self.spec.choice is not None:
+                log_differences(self.spec.choice, self._settings)
+            tensors = self.session.layout.tensors
             self._decays = [decay_of_workers(self._settings) * tensor.group.decays for tensor in tensors]
             self._local = self._local_steps()
             self._generation = self._base.generation
-        self._rate = rate(self._settings, self._session.progress)
+        self._rate = rate(self._settings, self.session.progress)
         self._show_rates()
 
     def _show_rates(self) -> None:
         """Writes the server's rate into the parameter groups, if it is the server's."""
-        for group, factor in zip(self.param_groups, self._spec.factors, strict=False):
+        for group, factor in zip(self.param_groups, self.spec.factors, strict=False):
             group["lr"] = factor * self._rate
 
     def _local_steps(self) -> LocalSteps | None:
@@ -488,9 +486,9 @@ class Optimizer(torch.optim.Optimizer):
                 f"overlap is not available in this run: its workers make local steps ({local_steps} per commit, which holds a "
                 f"{self._kind})"
             )
-        if self.inner is not None and self._spec.steps_itself:
-            return LocalSteps(list(self._trained.values()), self.inner)
+        if self.inner is not None and self.spec.steps_itself:
+            return LocalSteps(list(self.trained.values()), self.inner)
         if self._settings.optimizer == "worker":
             raise InvalidRequest("in this run each worker brings its optimizer: use Optimizer(torch.optim...., session)")
-        factors = [tensor.group.rate_factor for tensor in self._session.layout.tensors]
-        return LocalSgd(list(self._trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)
+        factors = [tensor.group.rate_factor for tensor in self.session.layout.tensors]
+        return LocalSgd(list(self.trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)

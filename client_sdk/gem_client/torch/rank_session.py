@@ -103,6 +103,7 @@ class RankSession:
     generation = of_rank_0("generation")
     steps_done = of_rank_0("steps_done")
     skipped = of_rank_0("skipped")
+    joined = of_rank_0("joined")
 
     def told(self, name: str) -> Any:
         """What rank 0 has told last; before it has, what this rank's own session says."""
@@ -211,9 +212,10 @@ class RankSession:
             told = {"error": [type(error).__name__, str(error), getattr(error, "reason", "")]}
         session = self.own
         told |= {
-            name: getattr(session, name) for name in ("base", "progress", "version", "generation", "steps_done", "skipped")
+            name: getattr(session, name)
+            for name in ("base", "progress", "version", "generation", "steps_done", "skipped", "joined")
         }
-        if session._member.joined:
+        if session.joined:
             told |= self._of_member(session)
         if self._shards is not None:
             told |= {"complete": self._shards.complete, "samples_in_hand": self._shards.samples_in_hand}

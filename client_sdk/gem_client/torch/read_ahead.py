@@ -5,26 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gem_client.torch.sampler import Loader
-
 _END = object()
 
 
 class ReadAhead:
-    """A pass over a sampler's loader, for a loop that has time to read while its device computes.
-
-    It yields the loader's batches in their order, and tells the session which one the loop has reached. If the worker is lost,
-    other workers get a batch that was only read.
+    """One pass over a loader's batches, in their order. If the worker is lost, other workers get a batch that was only read.
 
     Args:
-        loader: The sampler's.
-        reading: Gets the batches, and yields them: for example to time each.
+        batches: Reads them.
+        deliver: Called whenever the loop has reached the next one.
     """
 
-    def __init__(self, loader: Loader, reading: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> None:
-        self._shards = loader._shards
-        self._shards.loader_tells()
-        self._batches = reading(iter(loader._loader))
+    def __init__(self, batches: Iterator[Any], deliver: Callable[[], None]) -> None:
+        self._batches, self._deliver = batches, deliver
         self._ahead: list[Any] = []  # the next one, or the end, if it was read
 
     def __iter__(self) -> Iterator[Any]:
@@ -33,7 +26,7 @@ class ReadAhead:
             batch = self._ahead.pop()
             if batch is _END:
                 return
-            self._shards.deliver()
+            self._deliver()
             yield batch
 
     def read(self) -> None:

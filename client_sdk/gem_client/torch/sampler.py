@@ -17,6 +17,7 @@ from gem_client.run.shards import Shards
 from gem_client.session import Session
 from gem_client.torch.arguments import require_dataset, require_loader_settings, require_session
 from gem_client.torch.rank_session import RankSession, RankShards
+from gem_client.torch.read_ahead import ReadAhead
 
 
 class ShardSampler(Sampler[list[int]]):
@@ -42,10 +43,11 @@ class ShardSampler(Sampler[list[int]]):
     server the true share. There are few sizes: up to sixteen shares, and what they leave at the end of a shard. Models with
     BatchNorm need a `smallest_share` of at least 2 samples.
 
-    **Length.** `len()` is the number of batches that this worker would get if it got all that are left. It is exact for a
-    single worker or with `--shards replicate`, otherwise an upper bound. It counts whole batches: a slow worker that has its
-    own shards may get more, smaller ones. Within a loop over `epochs` it counts one epoch. In a run without epochs and steps,
-    `len()` raises TypeError. `len(loader.dataset)` is the size of the whole training set.
+    **Length.** `len()` is the number of batches that this worker gets if it gets all of the run's; in a run with steps, at most
+    those of its steps that are left. It is exact for a single worker or with `--shards replicate`, otherwise an upper bound. It
+    counts whole batches: a slow worker that has its own shards may get more, smaller ones. Within a loop over `epochs` it
+    counts one epoch. In a run without epochs and steps, `len()` raises TypeError. `len(loader.dataset)` is the size of the
+    whole training set.
 
     Args:
         session: A session that has joined the run: make the optimizer first.
@@ -218,7 +220,7 @@ class Epoch(int):
         `Optimizer.finish` after it. What is left of an epoch comes with the next one, or in the same one again.
 
         Other workers take some of the epoch's batches, and which is not known before. So its `len()` is the number of batches
-        of the whole epoch: exact for a single worker, else more than this worker gets."""
+        of the whole epoch: exact for a single worker, else more than this worker gets. It stays if others come or die."""
         return _EpochLoader(self._sampler.loader(**settings), self._at_end)
 
 
@@ -230,10 +232,16 @@ class Loader:
         self._shards = shards
 
     def __iter__(self) -> Iterator[Any]:
+        yield from self.ahead()
+
+    def ahead(self, reading: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> ReadAhead:
+        """One pass over the batches, for a loop that has time to `read` the next one while its device computes.
+
+        Args:
+            reading: Gets the batches, and yields them: for example to time each.
+        """
         self._shards.loader_tells()
-        for batch in self._loader:
-            self._shards.deliver()
-            yield batch
+        return ReadAhead(reading(iter(self._loader)), self._shards.deliver)
 
     def __len__(self) -> int:
         return len(self._loader)

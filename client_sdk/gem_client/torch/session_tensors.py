@@ -13,6 +13,7 @@ from gem_api.layout import Vector
 from torch import Tensor
 
 from gem_client.run.encoded import EncodedUpdate
+from gem_client.run.host_buffers import HostBuffers
 from gem_client.session import Session
 from gem_client.torch.device_buffers import DeviceBuffers
 from gem_client.torch.device_encoder import DeviceEncoder
@@ -60,7 +61,7 @@ class SessionTensors:
             if self._on_devices is not None:
                 self._on_devices.release()
             on_cpu = all(device.type == "cpu" for device in devices)
-            self._on_devices = None if on_cpu else OnDevices(self._session, self._parameters)
+            self._on_devices = None if on_cpu else OnDevices(self._session.host_buffers, self._parameters)
         if self._on_devices is None:
             self._bound = gradient, theta = self._session.gradient, self._session.theta
             self.gradients, self.thetas = self._split(gradient), self._split(theta)
@@ -106,13 +107,13 @@ class OnDevices:
         buffers: The flat tensors.
     """
 
-    def __init__(self, session: Session, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, host: HostBuffers, parameters: Sequence[Tensor]) -> None:
         device = next(each.device for each in parameters if each.device.type != "cpu")
         self.buffers = DeviceBuffers(parameters)
         self._locks = PageLocks(device, self.buffers.wait)
         self.release = self._locks.release
-        session._member.at_end = self.release
-        self._session = session
+        host.at_end(self.release)
+        self._host = host
         self._encoder: DeviceEncoder | None = None
         self._encodes = False  # whether the next commit was encoded
 
@@ -120,9 +121,8 @@ class OnDevices:
         """Copies from and to the session's present buffers from now on, and returns them: for the gradient, and θ."""
         self.release()
         if self._locks.in_place:
-            with self._session._lock:  # so that no commit is under way
-                self._session._member.move_into_pages()
-        self._array, theta = self._session.gradient, self._session.theta
+            self._host.move_into_pages()
+        self._array, theta = self._host.gradient, self._host.theta
         self._theta, self._loss = self._locks.lock(theta), self._locks.lock(empty_pages(1))
         self._gradient: HostArray | None = None
         self._data: HostArray | None = None  # the bytes of an encoded gradient
@@ -135,10 +135,10 @@ class OnDevices:
 
     def send(self, loss: Any) -> Any:
         """Begins to copy the gradient, and the loss if it is on these devices. Returns where the loss will be."""
-        parts, whole = self._session._member.links.parts_to_encode, self.buffers.whole_gradient
+        parts, whole = self._host.parts_to_encode, self.buffers.whole_gradient
         self._encodes = whole is not None and bool(parts)
         if whole is not None and parts:
-            self._encoder = self._encoder or DeviceEncoder(self._session._caller.gradient_format, whole)
+            self._encoder = self._encoder or DeviceEncoder(self._host.gradient_format, whole)
             data = self._encoder.encode(parts)
             if self._data is None or self._data.tensor.shape != data.shape:
                 self._data = self._locks.lock(empty_pages(-(-len(data) // 4)).view(np.uint8)[: len(data)])

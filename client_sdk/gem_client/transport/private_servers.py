@@ -16,7 +16,7 @@ from gem_api.process.addresses import host_and_port, is_tcp_address, is_this_mac
 
 # The folder. It is set for a script and all processes that this starts, so that none of them reaches the user's own run.
 FOLDER_VARIABLE = "GEM_DOCTOR_SERVERS"
-PATIENCE_SECONDS = 120.0  # for a server that starts
+PATIENCE_SECONDS = 120.0  # for a server, or the script's process, that starts; the first server compiles its update pass
 POLL_SECONDS = 0.05
 
 

@@ -22,9 +22,14 @@ def default_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+def is_unix(address: str) -> bool:
+    """Whether it is a Unix socket in gRPC's syntax, "unix:/path" or "unix-abstract:name"."""
+    return address.startswith(("unix:", "unix-abstract:"))
+
+
 def is_loopback(address: str) -> bool:
     """Whether only processes on this machine can reach "host:port". A host name other than localhost counts as reachable."""
-    if address.startswith("unix:"):
+    if is_unix(address):
         return True
     host = _host(address)
     try:
@@ -97,13 +102,13 @@ def server_address(text: str) -> str:
 def names_a_port(address: str) -> bool:
     """Whether an address to listen on names its port, up to 65535. Without one, gRPC would listen on port 443."""
     port = re.search(r":([0-9]{1,5})$", address)
-    return address.startswith("unix") or (port is not None and int(port[1]) <= MAX_PORT)
+    return is_unix(address) or (port is not None and int(port[1]) <= MAX_PORT)
 
 
 def is_tcp_address(address: str) -> bool:
     """Whether it is a "host:port" to listen on, with a port from 0 to 65535."""
     host, _, port = address.rpartition(":")
-    return bool(host) and host != "unix" and re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= MAX_PORT
+    return bool(host) and not is_unix(address) and re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= MAX_PORT
 
 
 def where_to_listen(host: str, port: int) -> tuple[int, tuple[Any, ...]]:

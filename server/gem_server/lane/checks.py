@@ -25,7 +25,7 @@ class Checks:
     """
 
     def __init__(self, core: Core, loop: DecidingLoop) -> None:
-        self._threads = core.rule.threads
+        self._threads = core.rule.threads  # a run's new rule gets the same: see `Core.settle`
         self._loop = loop
         self._thread = ThreadPoolExecutor(1, "check")
 

@@ -17,6 +17,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, Format, ThetaFormat, as_theta_format, theta_format_of, wire_format
 
 from gem_server.core.central_variable import require_finite
+from gem_server.core.leases import Lease
 from gem_server.core.shards import NoShard, Shard
 from gem_server.core.values import Ended, PullDecision
 from gem_server.intake import messages
@@ -170,7 +171,11 @@ class TrainingServicer:
             require_short(f"RegisterWorkerRequest.{name}", getattr(request, name).ByteSize())
         layout = await self._layout_of(request.layout)
         self._intake.require_recordable()
-        self._require_same_frozen(request.worker_name, request.frozen_fingerprint)
+        if other := self._other_with("frozen", request.worker_name, request.frozen_fingerprint):
+            raise LayoutMismatch(  # each would train on a model of its own
+                f"this worker's frozen parameters have other values than those of worker {other!r}: before you make the "
+                "Optimizer, load the same weights into every worker's model; random ones need the same seed"
+            )
         choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
         leader = messages.leader_registration(request.lead) if request.HasField("lead") else None
         before = self._core.settings
@@ -205,15 +210,12 @@ class TrainingServicer:
         others = {"begins_in_seconds": round(awaited.seconds)} if awaited.seconds else {}
         return others | ({"waiting_for": awaited.min_workers} if awaited.min_workers > len(self._core.leases.live) else {})
 
-    def _require_same_frozen(self, worker: str, fingerprint: bytes) -> None:
-        """Raises LayoutMismatch if a worker in the run has other frozen parameters: each would train on a model of its own."""
-        require_short("RegisterWorkerRequest.frozen_fingerprint", len(fingerprint), MAX_FINGERPRINT)
-        for lease in self._core.leases.live.values():
-            if fingerprint and lease.frozen not in (b"", fingerprint) and lease.worker != worker:
-                raise LayoutMismatch(
-                    f"this worker's frozen parameters have other values than those of worker {lease.worker!r}: before you make "
-                    "the Optimizer, load the same weights into every worker's model; random ones need the same seed"
-                )
+    def _other_with(self, what: str, worker: str, fingerprint: bytes) -> str | None:
+        """Another worker in the run whose fingerprint of `what`, "frozen" or "samples", is not this one's; an empty one is not
+        known. Raises InvalidRequest if it is too long."""
+        require_short(f"{what}_fingerprint", len(fingerprint), MAX_FINGERPRINT)
+        known = [(lease.worker, getattr(lease, what)) for lease in self._core.leases.live.values() if fingerprint]
+        return next((other for other, its in known if its not in (b"", fingerprint) and other != worker), None)
 
     async def _layout_of(self, message: tensors_pb2.TensorLayout) -> Layout:
         """The layout in a registration. Raises InvalidRequest if it is invalid, or only a part of a model."""
@@ -259,7 +261,7 @@ class TrainingServicer:
         self._intake.require_recordable()
         self._require_leading()
         now = self._clock()
-        self._require_same_samples(request.lease_id, request.samples_fingerprint)
+        self._require_same_samples(self._core.leases.get(request.lease_id), request.samples_fingerprint)
         shard = self._core.lease_shard(request.lease_id, request.sample_count, now, set(request.holding))
         if awaited := self._core.awaited(now):
             self._held_up = True
@@ -274,21 +276,17 @@ class TrainingServicer:
             return pb.LeaseShardResponse(complete=True)
         return pb.LeaseShardResponse(wait_seconds=SHARD_WAIT_SECONDS)
 
-    def _require_same_samples(self, lease_id: str, fingerprint: bytes) -> None:
+    def _require_same_samples(self, lease: Lease, fingerprint: bytes) -> None:
         """Raises InvalidRequest if a worker in the run has other samples: those that one holds out, another would train on."""
-        require_short("LeaseShardRequest.samples_fingerprint", len(fingerprint), MAX_FINGERPRINT)
-        mine = self._core.leases.get(lease_id)
-        apart = self._core.settings.shards == "replicate"  # there workers may have data of their own
-        if apart or fingerprint in (b"", mine.samples):
+        if fingerprint in (b"", lease.samples) or self._core.settings.shards == "replicate":  # there each may have its own data
             return
-        for lease in self._core.leases.live.values():
-            if lease.samples not in (b"", fingerprint) and lease is not mine:
-                raise InvalidRequest(
-                    f"this worker's training set has other samples than that of worker {lease.worker!r}, or in another order: "
-                    "a random split needs the same seed in all workers, such as "
-                    "random_split(data, parts, generator=torch.Generator().manual_seed(0))"
-                )
-        mine.samples = fingerprint
+        if other := self._other_with("samples", lease.worker, fingerprint):
+            raise InvalidRequest(
+                f"this worker's training set has other samples than that of worker {other!r}, or in another order: a random "
+                "split needs the same seed in all workers, such as random_split(data, parts, "
+                "generator=torch.Generator().manual_seed(0))"
+            )
+        lease.samples = fingerprint
 
     async def _shard_response(self, shard: Shard) -> bytes:
         """The samples depend on nothing but the shard and the run's seed, so that a large shard is made in a thread."""

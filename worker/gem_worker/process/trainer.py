@@ -13,7 +13,6 @@ from gem_api.process.tracing import each_in_a_span
 from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
 from gem_client.retry import logging_failures
 from gem_client.torch import Optimizer, ShardSampler
-from gem_client.torch.read_ahead import ReadAhead
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -92,7 +91,7 @@ def train(
     reads_each = not has_device or session.batches_per_commit == 1
     before = session.steps_done
     while not sampler.complete:  # a loader that runs ahead of the commits may end more than once
-        batches = ReadAhead(loader, partial(metrics.timing, "data"))
+        batches = loader.ahead(partial(metrics.timing, "data"))
         for batch in each_in_a_span("step", batches):
             share = sampler.samples_in_hand / hyperparameters.batch_size if batches_differ else 1.0
             with metrics.phase("compute"), limits.step(share):
