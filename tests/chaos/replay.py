@@ -34,7 +34,8 @@ class Contradiction(Exception):
 @dataclass
 class Worker:
     """The state of one lease. `spare` is the older of the two snapshots of a worker that overlaps. `moment` is empty if all
-    workers share an optimizer. `progress` is the run's when the worker's last commit was applied, or when it pulled."""
+    workers share an optimizer. `progress` is the run's when the worker's last commit was applied, or when it pulled;
+    `reply_progress` is the run's when the worker got its θ, which may have been held."""
 
     name: str
     moment: Floats
@@ -43,6 +44,7 @@ class Worker:
     sequence: int = 0
     base: int = 0
     progress: float = 0.0
+    reply_progress: float = 0.0
     spare_base: int = 0
     spare_progress: float = 0.0
 
@@ -74,6 +76,7 @@ class Checkpoint:
                 lease["sequence"],
                 lease["base_version"],
                 lease["progress"],
+                lease["reply_progress"],
                 lease["spare_version"] or 0,
                 lease["spare_progress"],
             )
@@ -144,18 +147,21 @@ class Replay:
             worker = self.workers[lease]
             worker.snapshot = self.theta + F(ratio) * (source - self.theta) if ratio else self.theta.copy()
             worker.base = worker.spare_base = self.version
+            worker.reply_progress = self.progress
 
     def _pull(self, worker: Worker) -> None:
         worker.snapshot = self.theta.copy()
         worker.spare = self.theta.copy() if worker.spare is not None else None
         worker.base = worker.spare_base = self.version
-        worker.progress = worker.spare_progress = self.progress
+        worker.progress = worker.reply_progress = worker.spare_progress = self.progress
 
     def _commit(self, worker: Worker, entry: Entry) -> None:
         fields = entry.fields
         if fields["version"] != self.version + 1:
             raise Contradiction(f"record {entry.number} is version {fields['version']} after version {self.version}")
         weight, passed = fields["weight"], self._passed(worker, fields["base_version"])
+        held = worker.spare is None and fields["base_version"] == worker.base
+        meanwhile = self.progress - worker.reply_progress if held else passed
         if worker.spare is not None:
             older = worker.spare
             worker.spare, worker.spare_base, worker.spare_progress = worker.snapshot, worker.base, worker.progress
@@ -166,11 +172,12 @@ class Replay:
         if self._settings["optimizer"] == "sgd":
             self._gem(worker, gradient, weight)
         else:
-            self._gem_around_adamw(worker, gradient, weight, count, min(passed, most - 1))
+            self._gem_around_adamw(worker, gradient, weight, count, min(meanwhile, most - 1))
         self.version += 1
         self.progress += weight
         self.rounds += weight / count
-        worker.sequence, worker.base, worker.progress = fields["sequence"], self.version, self.progress
+        worker.sequence, worker.base = fields["sequence"], self.version
+        worker.progress = worker.reply_progress = self.progress
         self.steps[worker.name] += 1
 
     def _passed(self, worker: Worker, base: int) -> float:

@@ -307,7 +307,7 @@ def _difference(checkpoint: Checkpoint, replay: Replay) -> str:
         return f"leases {sorted(checkpoint.workers.keys() ^ replay.workers.keys())}"
     for lease, kept in checkpoint.workers.items():
         mine = replay.workers[lease]
-        for name in ("name", "sequence", "base", "progress"):
+        for name in ("name", "sequence", "base", "progress", "reply_progress"):
             if getattr(kept, name) != getattr(mine, name):
                 return f"{name} of lease {lease}: {getattr(kept, name)}, not {getattr(mine, name)}"
         for name in ("moment", "snapshot", "spare"):

@@ -233,7 +233,7 @@ def looks_ahead_by_the_staleness_at_arrival(patch: pytest.MonkeyPatch) -> None:
 
         def less(staleness: int, *others: Any) -> RuleInput:
             made = RuleInput(staleness - waited, *others)
-            return replace(made, passed=(made.passed or 0.0) - waited)
+            return replace(made, passed=(made.passed or 0.0) - waited, meanwhile=(made.meanwhile or 0.0) - waited)
 
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(state_machine, "RuleInput", less)

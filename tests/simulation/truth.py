@@ -29,7 +29,7 @@ def fingerprint(core: Core) -> bytes:
     digest = hashlib.blake2b(core.central.theta.tobytes(), digest_size=16)
     for lease in sorted(core.leases.live.values(), key=lambda lease: lease.lease_id):
         spare = (lease.spare_version, lease.spare_progress) if lease.overlaps else None
-        place = (lease.lease_id, lease.worker, lease.sequence, lease.base_version, lease.progress, spare)
+        place = (lease.lease_id, lease.worker, lease.sequence, lease.base_version, lease.progress, lease.reply_progress, spare)
         digest.update(repr(place).encode())
         for name in sorted(lease.buffers):
             digest.update(lease.buffers[name].tobytes())

@@ -39,6 +39,7 @@ class Lease:
         eta: η_t at its last applied commit: the scale of a moment that holds steps. None before the first one.
         base_version: Version of the θ that the worker was last given.
         progress: The run's progress right after its last commit, or when its worker pulled.
+        reply_progress: The run's progress when its worker got its θ. A reply that was held comes later than `progress` says.
         spare_version: Version of the θ in the spare snapshot, for a worker that overlaps: see `swap_snapshots`.
         spare_progress: As `progress`, for the spare snapshot.
         region: Memory shared with the worker. None if tensors are sent instead.
@@ -66,6 +67,7 @@ class Lease:
     eta: Eta | None = None
     base_version: int = 0
     progress: float = 0.0
+    reply_progress: float = 0.0
     spare_version: int = 0
     spare_progress: float = 0.0
     region: Region | None = None

@@ -103,6 +103,7 @@ def release(core: Core, ratios: Sequence[tuple[Lease, float]], source: Lease | N
         with suppress(RuleFailed), undone:  # its reply is then the one of its commit; in a replay the rule raises too
             rule.release(theta, lease.buffers_and_reply(), snapshot, ratio)
             lease.base_version = lease.spare_version = core.central.version
+            lease.reply_progress = core.central.progress
 
 
 def _nothing() -> None: ...

@@ -253,7 +253,7 @@ class Core:
         with self._undone_if_rule_raises(lease):
             pull(self.central.theta, lease.buffers)
         lease.base_version = lease.spare_version = self.central.version
-        lease.progress = lease.spare_progress = self.central.progress
+        lease.progress = lease.reply_progress = lease.spare_progress = self.central.progress
         if lease.overlaps:
             np.copyto(lease.buffers[SPARE], lease.buffers["snapshot"])
         return lease.base_version
@@ -358,8 +358,10 @@ class Core:
         eta, workers = Eta.at(self.settings, self.central.progress), len(self.leases.live)
         change, then = eta.change_since(lease.eta), lease.progress_at(commit.header.base_version)
         passed = float(staleness) if then is None else self.central.progress - then
+        held = then is not None and not lease.overlaps  # may have been: the replies of workers that overlap never are
+        meanwhile = self.central.progress - lease.reply_progress if held else passed
         rule_input = RuleInput(
-            staleness, version, lease.sequence, eta.factor, workers, self.shared, change, commit.weight, passed
+            staleness, version, lease.sequence, eta.factor, workers, self.shared, change, commit.weight, passed, meanwhile
         )
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
@@ -391,7 +393,7 @@ class Core:
             lease.eta = Eta(self.settings.learning_rate, rule_input.factor)
         version = central.version
         lease.base_version = version - 1 if accepted and self.rule.replies_before else version
-        lease.progress = central.progress
+        lease.progress = lease.reply_progress = central.progress
         lease.sequence, lease.queued, lease.restored = header.sequence, None, False
         lease.expires_at = now + self.leases.duration
         lease.last_applied = arithmetic.applied_commit(self.rule, step, pi, version)

@@ -37,6 +37,7 @@ class LeaseState:
     spare_version: int | None
     eta: Eta | None
     progress: float
+    reply_progress: float
     spare_progress: float
     answer: Applied | None
 
@@ -45,7 +46,7 @@ class LeaseState:
         return cls(
             lease.lease_id, lease.worker, lease.owner, lease.sequence, lease.base_version,
             lease.spare_version if lease.overlaps else None,
-            lease.eta, lease.progress, lease.spare_progress, lease.last_applied,
+            lease.eta, lease.progress, lease.reply_progress, lease.spare_progress, lease.last_applied,
         )  # fmt: skip
 
     def lease(self, expires_at: float, buffers: Buffers) -> Lease:
@@ -53,7 +54,8 @@ class LeaseState:
         return Lease(
             self.lease_id, self.worker, expires_at, buffers,
             sequence=self.sequence, last_applied=self.answer, eta=self.eta, base_version=self.base_version,
-            progress=self.progress, spare_version=self.spare_version or 0, spare_progress=self.spare_progress, owner=self.owner,
+            progress=self.progress, reply_progress=self.reply_progress, spare_version=self.spare_version or 0,
+            spare_progress=self.spare_progress, owner=self.owner,
         )  # fmt: skip
 
 
@@ -135,7 +137,7 @@ _SCHEMA = _CODEC.schema | {"files": SUMS, "sha256": str}
 
 # What format 2 has beside format 1.
 _STATE_SINCE_2 = {"progress", "rounds"}
-_LEASE_SINCE_2 = {"eta", "progress", "spare_progress"}
+_LEASE_SINCE_2 = {"eta", "progress", "reply_progress", "spare_progress"}
 _HYPERPARAMETERS_SINCE_2 = {"smallest_share", "reply_wait"}
 _ADDED = {"average"}  # to format 2, after runs were written: a state or a record without it has the default
 _SCHEMA_1 = {name: each for name, each in _SCHEMA.items() if name not in _STATE_SINCE_2} | {
@@ -152,6 +154,7 @@ def state_of(values: dict[str, Any], number: int = CHECKPOINT) -> State:
     """
     if not 1 <= number <= CHECKPOINT:
         raise ValueError(f"state.format is {str(values.get('format'))[:50]!r}")
+    _add_reply_progress(values)
     require(values, _SCHEMA_1 if number == 1 else _SCHEMA, "state")
     require_hyperparameters(values["hyperparameters"], "state.hyperparameters", number)
     state: State = _CODEC.decode(values if number > 1 else _upgraded(values))
@@ -162,6 +165,13 @@ def state_of(values: dict[str, Any], number: int = CHECKPOINT) -> State:
         _require_eta(lease.eta)
     state.whole_layout  # noqa: B018 it raises
     return state
+
+
+def _add_reply_progress(values: Any) -> None:
+    """To the leases of a state of format 2 from before they had it: as if no reply had been held."""
+    for lease in values.get("leases", []) if isinstance(values, dict) and isinstance(values.get("leases"), list) else []:
+        if isinstance(lease, dict) and "progress" in lease:
+            lease.setdefault("reply_progress", lease["progress"])
 
 
 def _require_shards(state: State) -> None:
@@ -188,7 +198,7 @@ def _require_eta(eta: Eta | None) -> None:
 def _require_progress(state: State) -> None:
     """Raises ValueError unless commits and rounds count at most 1 for each version, and no lease is ahead of the run."""
     counts = [state.progress, state.rounds]
-    counts += [each for lease in state.leases for each in (lease.progress, lease.spare_progress)]
+    counts += [each for lease in state.leases for each in (lease.progress, lease.reply_progress, lease.spare_progress)]
     if not (state.progress <= state.version and all(0 <= count <= state.progress for count in counts)):
         raise ValueError(f"state.progress is {state.progress} at version {state.version}, or something is ahead of it")
 
@@ -202,6 +212,7 @@ def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
             **lease,
             "eta": Eta.at(settings, max(0, lease["answer"]["version"] - 1)) if lease["answer"] else None,
             "progress": lease["base_version"],
+            "reply_progress": lease["base_version"],
             "spare_progress": lease["spare_version"] or 0,
         }
         for lease in values["leases"]

@@ -106,6 +106,8 @@ class RuleInput:
         eta_change: η_t divided by η at the worker's last commit; 1 if it has none, or if η was nearly 0 then.
         weight: w, the share of a whole batch that the gradient was computed on: what the commit counts.
         passed: The weights of all commits since the worker's last one, or since it pulled; None: 1 for each of `staleness`.
+        meanwhile: Those of the commits while the worker computed: since it got its θ, which a held reply brings later. None: as
+            `passed`.
     """
 
     staleness: int
@@ -117,6 +119,7 @@ class RuleInput:
     eta_change: float = 1.0
     weight: float = 1.0
     passed: float | None = None
+    meanwhile: float | None = None
 
     @property
     def count(self) -> float:
@@ -128,9 +131,11 @@ class RuleInput:
 
     @property
     def delay(self) -> float:
-        """n − 1 if all batches are whole: those that were applied while the worker computed, with the same bound."""
-        passed, most = self.staleness if self.passed is None else self.passed, _MOST * self.workers - 1
-        return passed if passed < most else most
+        """The weights that were committed while the worker computed, with the same bound. If no reply was held and all batches
+        are whole, that is n − 1."""
+        passed = self.staleness if self.passed is None else self.passed
+        meanwhile, most = passed if self.meanwhile is None else self.meanwhile, _MOST * self.workers - 1
+        return meanwhile if meanwhile < most else most
 
 
 class UpdateRule(ABC):
