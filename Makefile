@@ -66,7 +66,7 @@ $(INTEGRATIONS): requirements-integrations.lock $(DEV) $(DOCS)
 
 # Of the four workers one is slow: that is simulated. Ctrl-C is no error: gem-train has saved the run by then.
 train: $(READY)
-	@GEM_STEP_SECONDS="$${GEM_STEP_SECONDS-0.1,0.1,0.1,0.4}" $(BIN)/gem-train --optimizer adamw $(ARGS) || test $$? = 130
+	@GEM_STEP_SECONDS="$${GEM_STEP_SECONDS-0.1,0.1,0.1,0.5}" $(BIN)/gem-train --optimizer adamw $(ARGS) || test $$? = 130
 
 # Tests start hundreds of processes, each of which would compile the project's code anew.
 test test-all test-slow test-docker test-wheel release: export PYTHONDONTWRITEBYTECODE =
