@@ -103,7 +103,7 @@ def test_the_readmes_worker_is_short_and_trains(monkeypatch: pytest.MonkeyPatch)
             worker.result(DEADLINE)
         for *losses, last in output:
             assert all(re.fullmatch(r"version \d+: loss \d\.\d{4}", line) for line in losses)
-            assert re.fullmatch(r"done at version 320: validation loss 0\.\d{4}", last)
+            assert re.fullmatch(r"done at version \d+: validation loss 0\.\d{4}", last)
         assert live.on_loop(lambda: live.core.ledger.samples_completed) == 10 * 2048
         assert complete(live)
         assert training_loss(live) < 0.1

@@ -19,25 +19,25 @@ from gem_server.rules.gradient_rule import GradientRule
 
 @dataclass(frozen=True)
 class GemAhead(GradientRule):
-    """Sends each worker the θ that its gradient will probably meet, and limits a commit by how far θ is from there.
+    """Sends each worker a point ahead of θ, where the others are taking it, and limits a commit by how far θ is from there.
 
     `rules/specification.py` has these equations in NumPy. With n = τ + 1, at most four for each worker, and h = (n + 1)/2:
 
         Δ = the n-th part of a step with the mean of n gradients        (`rules/optimizers.py`)
         π = clip((κ'·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)              (Eqs. 19, 27; Δ is its own proxy)
         θ_{t+1} = θ_t + w·π·Δ
-        s = θ_{t+1} + ρ·(n − 1)·k/(k + 1)·π·Δ                            what the worker gets, and computes its next gradient on
+        s = θ_{t+1} + ρ·τ'·k/(k + 1)·π·Δ                                  what the worker gets, and computes its next gradient on
 
     k is the sum of w/h over the commits so far: the first steps foretell little. So κ' grows with it from 1 to κ·√n:
     κ' = 1 + (κ·√n − 1)·k/(k + `growth`).
 
-    w is the share of a whole batch that g was computed on. If it is below 1, n is w and the sum of the others' w instead of
-    τ + 1, and n − 1 in s is that sum without w.
+    w is the share of a whole batch that g was computed on. If it is below 1, n is w and the sum of the others' w since the
+    worker's last commit, instead of τ + 1. τ' is that sum without w, over the commits while the worker computed.
 
     n is how many commits shared the round that this gradient took: with equal workers their number. A fast worker among slow
     ones has a small n, and its commits count nearly as those of one alone. The bound is for a worker that was silent for long.
     A reply that was held is made when it is released, from the snapshot s' of the last commit: s = θ + r·(s' − θ), with r such
-    that it lies ahead by what was committed in the worker's round. ρ is 1 at most then: those who wait commit together.
+    that it lies ahead by the worker's own τ'. ρ is 1 at most then: those who wait commit together.
 
     One worker alone, without overlap, makes the optimizer's own steps: h = 1, s = θ and π = 1.
 
