@@ -26,7 +26,7 @@ class GemAhead(GradientRule):
         Δ = the n-th part of a step with the mean of n gradients        (`rules/optimizers.py`)
         π = clip((κ'·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)              (Eqs. 19, 27; Δ is its own proxy)
         θ_{t+1} = θ_t + w·π·Δ
-        s = θ_{t+1} + ρ·τ'·k/(k + 1)·π·Δ                                  what the worker gets, and computes its next gradient on
+        s = θ_{t+1} + ρ·τ'·k/(k + 1)·π·Δ                                 what the worker gets, and computes its next gradient on
 
     k is the sum of w/h over the commits so far: the first steps foretell little. So κ' grows with it from 1 to κ·√n:
     κ' = 1 + (κ·√n − 1)·k/(k + `growth`).
