@@ -188,7 +188,7 @@ def test_a_damaged_older_checkpoint_stops_neither_a_start_nor_a_check(content: s
 @pytest.mark.parametrize(
     ("change", "of_a_lease"),
     [({"progress": 1.5}, {}), ({"progress": -0.5}, {}), ({"rounds": float("nan")}, {}), ({"rounds": 1.5}, {})]
-    + [({}, {name: value}) for name in ("progress", "spare_progress") for value in (1.5, float("nan"))],
+    + [({}, {name: value}) for name in ("progress", "reply_progress", "spare_progress") for value in (1.5, float("nan"))],
 )
 def test_a_state_that_has_counted_more_than_its_commits_is_not_understood(
     change: dict[str, float], of_a_lease: dict[str, float]
@@ -203,3 +203,13 @@ def test_a_state_that_has_counted_more_than_its_commits_is_not_understood(
     (lease,) = whole["leases"]
     with pytest.raises(ValueError, match=r"state\.progress is"):
         state_of({**whole, **change, "leases": [{**lease, **of_a_lease}]})
+
+
+def test_a_lease_of_an_older_checkpoint_got_its_reply_with_its_last_commit() -> None:
+    core = make_core()
+    (ann,) = start(core)
+    commit(core, ann, 1, ONES)
+    files = {name: {"bytes": 0, "sha256": ""} for name in TENSORS}
+    whole = json.loads(json.dumps({**vars(checkpoint.capture(core).state), "files": files, "sha256": ""}, default=encoded))
+    del whole["leases"][0]["reply_progress"]
+    assert state_of(whole).leases[0].reply_progress == 1.0
