@@ -9,7 +9,7 @@ import pytest
 from gem_api.run_page import live_page
 
 ROOT = Path(__file__).parents[2]
-(MEANING,) = re.findall(r"π is the (factor .*? its gradient)\.", live_page())
+(MEANING,) = re.findall(r"π is the (factor .*?, the smaller is π)\.", live_page())
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,9 @@ GEM = Dashboard(
     (
         heatmap(
             "π of all parameters",
-            "π is the factor by which the server multiplies a commit's step, for each parameter. It is the smaller, the "
-            "further θ has moved from where the worker computed its gradient. Good: a broad band. All at 0: commits have no "
-            "effect. The maximum is 1 with an optimizer on the server, the whole step, and 5 with SGD.",
+            "π is the factor by which the server multiplies a commit's step, for each parameter. The further θ "
+            "is from the point on which the worker computed its gradient, the smaller is π. Good: a broad band. All at 0: "
+            "commits have no effect. The maximum is 1 with an optimizer on the server, the whole step, and 5 with SGD.",
             f"increase(gem_pi_bucket{WINDOW}) {OF_RUN}",
         ),
         Panel(
