@@ -39,15 +39,17 @@ def page(run: RecordedRun, now: float) -> str:
 
 def shown(run: RecordedRun, now: float) -> dict[str, Any]:
     """The report's values, as `present` in the page takes them."""
-    rows = _workers(run.commits)
-    columns = ["worker", "commits", "share", "mean staleness", "last at version"]
+    batch_size = _batch_size(run)
+    rows = _workers(run.commits, batch_size)
+    brought = "batches" if batch_size else "samples"
+    columns = ["worker", "commits", brought, f"of all {brought}", "mean staleness", "last at version"]
     return {
         "name": _name(run),
         "outcome": _outcome(run),
         "notes": run.notes,
         "facts": _facts(run),
         "curves": _curves(run),
-        "columns": columns[:4] + ["discarded"] * bool(run.commits.discarded) + columns[4:],
+        "columns": columns[:5] + ["discarded"] * bool(run.commits.discarded) + columns[5:],
         "workers": rows[:_MAX_ROWS],
         "more": f"and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else "",
         "lists": {"Settings": _listed(_settings(run)), "Versions": _listed(run.versions)},
@@ -143,13 +145,22 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _workers(commits: RecordedCommits) -> list[tuple[str, ...]]:
-    totals = commits.per_worker
+def _batch_size(run: RecordedRun) -> int:
+    """Samples of a whole batch; 0 if the files do not tell, as a history alone."""
+    size = run.options.get("batch_size")
+    return size if isinstance(size, int) and size > 0 else 0
+
+
+def _workers(commits: RecordedCommits, batch_size: int) -> list[tuple[str, ...]]:
+    """A row for each worker. A slow one shows in the batches that it brought: with a share of a batch it makes about as many
+    commits as the others."""
+    totals, all_samples = commits.per_worker, commits.per_worker.samples.sum()
     rows = {
         name: (
             name,
             f"{totals.commits[number]:,.0f}",
-            f"{100 * totals.commits[number] / max(1, commits.applied):.1f} %",
+            f"{totals.samples[number] / batch_size:,.1f}" if batch_size else f"{totals.samples[number]:,.0f}",
+            f"{100 * totals.samples[number] / all_samples:.1f} %" if all_samples else "–",
             f"{totals.staleness[number] / totals.commits[number]:.1f}" if totals.commits[number] else "–",
             *([f"{totals.discarded[number]:,.0f}"] if commits.discarded else []),
             f"{totals.last[number]:,.0f}",

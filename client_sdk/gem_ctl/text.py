@@ -19,9 +19,11 @@ from gem_ctl.columns import fitted
 _SPARKS = 58  # characters of a curve at most, beside the label and the value that it ends with
 _BEFORE_SPARKS = 22
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
-_WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "pace", "share", "shards", "rejected", "via", "lease")
+_WORKER_COLUMNS = (
+    "worker", "commits", "staleness", "median π", "loss", "pace", "share", "waited", "shards", "rejected", "via", "lease",
+)  # fmt: skip
 # Left out on a narrow terminal, in this order.
-_SPARE = ("share", "pace", "shards", "via", "rejected", "lease", "loss", "staleness")
+_SPARE = ("waited", "shards", "via", "share", "pace", "rejected", "lease", "loss", "staleness")
 
 
 def status(run: pb.GetStatusResponse, ranges: Sequence[str] = (), width: int = 80) -> str:
@@ -39,8 +41,9 @@ def _overview(run: pb.GetStatusResponse, sparks: int) -> list[tuple[str, str]]:
     """The status of the run as a whole, by label."""
     settings, shards = Hyperparameters.from_message(run.hyperparameters), run.shards
     # Momentum is the proxy's, which the steps of other optimizers do without; workers' own optimizers have their own rates.
-    rates = {"sgd": f"learning rate {settings.learning_rate}, momentum {settings.momentum}, ", "worker": ""}
-    rate = rates.get(settings.optimizer, f"learning rate {settings.learning_rate}, ") + f"batch {settings.batch_size}"
+    eta = learning_rate(run, settings)
+    rates = {"sgd": f"{eta}, momentum {settings.momentum}, ", "worker": ""}
+    rate = rates.get(settings.optimizer, f"{eta}, ") + f"batch {settings.batch_size}"
     return [
         ("run", f"{run.run_id}, {state(run)}, up {duration(run.uptime_seconds)}"),
         *([("stalled", stall(run.stall))] if run.HasField("stall") else []),
@@ -61,6 +64,13 @@ def _overview(run: pb.GetStatusResponse, sparks: int) -> list[tuple[str, str]]:
         ("commits via", transports(run)),
         ("leases", f"{run.worker_count} live; ended: {counts(run.leases_ended) or 'none'}"),
     ]
+
+
+def learning_rate(run: pb.GetStatusResponse, settings: Hyperparameters) -> str:
+    """The learning rate that is set, and the one that the schedule has made of it, if that is another."""
+    given, now = settings.learning_rate, known(run, "learning_rate")
+    differs = now is not None and not math.isclose(now, given, rel_tol=1e-4)
+    return f"learning rate {given}, now {now:.4g}" if differs else f"learning rate {given}"
 
 
 def _with_curve(value: str, curve: Sequence[float], sparks: int) -> str:
@@ -85,6 +95,7 @@ def _worker(worker: pb.WorkerStatus) -> tuple[str, ...]:
         optional(worker, "loss", ".4f"),
         f"{worker.pace_seconds:.3g} s" if worker.pace_seconds else "–",
         f"{worker.batch_share:.3g}" if worker.batch_share else "–",
+        f"{worker.waited_seconds:.3g} s" if worker.waited_seconds else "–",
         f"{worker.shards}",
         f"{worker.rejected}",
         via(worker),

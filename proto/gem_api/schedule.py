@@ -37,6 +37,7 @@ class Schedule:
         return ", then ".join(parts) or "constant"
 
 
+_NEAR = 0.1  # of the run's commits: a schedule that ends this close to its end fits it
 _SMALLEST = 1e-30  # a rate, or a factor of one, that another is divided by: steps with a smaller one are nearly 0 in float32
 
 
@@ -98,6 +99,23 @@ def rate(hyperparameters: Hyperparameters, version: float) -> float:
 def server_rate(hyperparameters: Hyperparameters, version: float) -> float | None:
     """η_t at a version; None if the workers' own optimizers have the run's rates, so that the server applies none."""
     return None if hyperparameters.optimizer == "worker" else rate(hyperparameters, version)
+
+
+def misfit(hyperparameters: Hyperparameters, commits: float) -> str:
+    """How a schedule misses the end of a run of that many commits, and what to set. Empty if the two are within 10 %, if the
+    schedule has no end, or if the server applies none."""
+    length = hyperparameters.warmup_versions + hyperparameters.decay_versions
+    ends = hyperparameters.schedule in ("cosine", "onecycle") and hyperparameters.optimizer != "worker"
+    if not ends or abs(length - commits) <= _NEAR * commits:
+        return ""
+    at_end = f"{rate(hyperparameters, commits):.3g}"
+    if length < commits:
+        how = f"ends after about {100 * length / commits:.0f} % of the run; the learning rate is {at_end} from then on"
+    else:
+        how = f"is only {100 * commits / length:.0f} % done at the run's end; the learning rate is still {at_end} then"
+    return (
+        f"the schedule {how}: give the loop's scheduler {commits:.0f} steps, or the server this --schedule, or change --epochs"
+    )
 
 
 def require_schedule(hyperparameters: Hyperparameters) -> None:

@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
 
 from gem_api.errors import CheckpointFailed, Overloaded
+from gem_api.named_settings import written
 from gem_api.process.addresses import is_loopback, with_port
 from gem_api.process.files import advice
 from gem_api.process.kernel_network import kernel_settings
 from gem_api.process.lifetime import LAUNCHER, ending_signals
 from gem_api.process.logs import Logger
+from gem_api.schedule import misfit
 from gem_api.timeline import SAMPLE_SECONDS
 
 from gem_server.background import new_thread, start_chore
@@ -126,7 +129,7 @@ class Server:
             self._begin_log()
             self._end_unfit_leases()
             opened.pop_all()
-        self._said_complete = False
+        self._said_complete = self._checked_schedule = False
         self._chores: list[asyncio.Task[None]] = []
         self._applying: asyncio.Task[None]  # from `start` on
         self._logging: asyncio.Task[None] | None = None
@@ -209,6 +212,7 @@ class Server:
         config, wiring = self._config, self.wiring
         yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), wiring.training.expire_leases)
         yield "completion", partial(_repeat, 1.0, self._note_completion)
+        yield "schedule", partial(_repeat, 1.0, self._check_schedule)
         yield "view", partial(_repeat, SAMPLE_SECONDS, wiring.view.sample)
         if wiring.endpoint.http_address:
             yield "health", partial(_repeat, BEAT_SECONDS, wiring.endpoint.health.beat)
@@ -262,6 +266,16 @@ class Server:
                 version=core.central.version,
             )  # fmt: skip
         self._said_complete = complete
+
+    def _check_schedule(self) -> None:
+        """Warns once if the learning rate's schedule and the run do not end together."""
+        commits = None if self._checked_schedule else self.core.expected_commits
+        if commits is None:
+            return
+        self._checked_schedule = True
+        if what := misfit(self.core.settings, commits):
+            length = max(1, round(commits) - self.core.settings.warmup_versions)
+            self._logger.warning(what, schedule=written(replace(self.core.settings, decay_versions=length))["schedule"])
 
     def stop(self, why: str) -> None:
         """Begins the graceful shutdown; `stopped` completes it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_api.schedule import Schedule, eta_change, factor
+from gem_api.schedule import Schedule, eta_change, factor, misfit
 from gem_server.durability.resume import resumed_hyperparameters
 from kit.core import commit, make_core, restored, save_core, start
 
@@ -42,6 +42,31 @@ def test_the_factor_of_the_learning_rate(what: str) -> None:
     schedule, factors = FACTORS[what]
     settings = Hyperparameters(**vars(schedule))
     assert {version: factor(settings, version) for version in factors} == pytest.approx(factors, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "optimizer", "commits", "said"),
+    [
+        (Schedule("cosine", 10, 0.0, 40, 0.0), "adamw", 100.0, "ends after about 50 % of the run; the learning rate is 0 from"),
+        (Schedule("cosine", 10, 0.0, 40, 0.1), "sgd", 100.0, "ends after about 50 % of the run; the learning rate is 0.1 from"),
+        (
+            Schedule("onecycle", 0, 0.0, 200, 0.0),
+            "sgd",
+            100.0,
+            "only 50 % done at the run's end; the learning rate is still 0.5",
+        ),
+        (Schedule("cosine", 0, 0.0, 91, 0.0), "sgd", 100.0, ""),
+        (Schedule("cosine", 0, 0.0, 109, 0.0), "sgd", 100.0, ""),
+        (Schedule("cosine", 0, 0.0, 9, 0.0), "worker", 100.0, ""),
+        (Schedule("step", 0, 0.0, 9), "sgd", 100.0, ""),
+        (Schedule(), "sgd", 100.0, ""),
+    ],
+)
+def test_a_schedule_that_does_not_end_with_the_run_is_said(
+    schedule: Schedule, optimizer: str, commits: float, said: str
+) -> None:
+    found = misfit(Hyperparameters(optimizer=optimizer, learning_rate=1.0, **vars(schedule)), commits)
+    assert (said in found, bool(found)) == (True, bool(said))
 
 
 @pytest.mark.parametrize(

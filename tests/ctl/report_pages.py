@@ -44,7 +44,7 @@ def complete_run(folder: Path) -> Path:
     summary = {
         "outcome": "complete",
         "run_id": "1a2b3c4d",
-        "hyperparameters": {"learning_rate": 0.05},
+        "hyperparameters": {"learning_rate": 0.05, "batch_size": 16},
         "versions": {"gem-ps": "0.1.0"},
     }
     write_json(

@@ -101,6 +101,23 @@ def test_the_page_shows_the_run(case: Callable[[Path], Path], tmp_path: Path) ->
     golden.check(GOLDEN / f"report_{case.__name__}.txt", as_text(case(tmp_path / "20260102-digits")))
 
 
+def test_a_slow_worker_with_smaller_batches_shows_in_what_it_brought(run: Path) -> None:
+    """It makes as many commits as the others."""
+    lines = [line(2 * n + 1, "fast", samples=16) for n in range(30)] + [line(2 * n + 2, "slow", samples=4) for n in range(30)]
+    history(run / "commits.csv", lines)
+    report = shown_of(run)
+    assert report["columns"][:4] == ["worker", "commits", "batches", "of all batches"]
+    assert [row[:4] for row in report["workers"]] == [("fast", "30", "30.0", "80.0 %"), ("slow", "30", "7.5", "20.0 %")]
+
+
+@pytest.mark.parametrize("size", ["16", 0, None, -1])
+def test_without_a_batch_size_the_report_tells_samples(size: Any, run: Path) -> None:
+    write_json(run, summary={"outcome": "complete", "hyperparameters": {"batch_size": size}})
+    report = shown_of(run)
+    assert report["columns"][:4] == ["worker", "commits", "samples", "of all samples"]
+    assert report["workers"][0][:4] == ("w-0", "100", "800", "33.3 %")
+
+
 def test_a_run_in_progress_is_not_called_by_the_outcome_of_its_last_interruption(run: Path) -> None:
     write_json(run, summary={"outcome": "stopped"})
     announcement = Announcement(run, "127.0.0.1:1")

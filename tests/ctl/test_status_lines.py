@@ -24,6 +24,23 @@ def test_rows_and_curves_fit_the_terminal(width: int, longest: int) -> None:
     assert {"commits", "median", "loss"} <= set(lines[header].split())
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (96, "pace share waited shards rejected via lease | 0.512 s 0.25 1.5 s 0 0 memory 59 s"),
+        (80, "pace share rejected via lease | 0.512 s 0.25 0 memory 59 s"),
+        (60, "rejected lease | 0 59 s"),
+    ],
+)
+def test_a_worker_shows_its_pace_its_share_and_what_its_replies_waited(width: int, shown: str) -> None:
+    worker = pb.WorkerStatus(
+        name="worker-0", commits=12, loss=2.5, pace_seconds=0.512, batch_share=0.25, waited_seconds=1.5, transport="memory",
+        lease_remaining_seconds=59,
+    )  # fmt: skip
+    _, header, row = text.status(pb.GetStatusResponse(workers=[worker]), width=width).rsplit("\n", 2)
+    assert " | ".join(" ".join(line.split()) for line in (header.split("loss")[1], row.split("2.5000")[1])) == shown
+
+
 @pytest.mark.parametrize("width", range(1, 12))
 def test_a_terminal_of_few_columns_gets_lines_too(width: int) -> None:
     run = pb.GetStatusResponse(workers=[pb.WorkerStatus(name="worker-0"), pb.WorkerStatus(name="ワーカー")])
@@ -58,6 +75,21 @@ def test_the_values_of_all_labels_begin_in_one_column() -> None:
 def test_status_says_what_a_new_run_waits_for_and_for_how_long(start: pb.Start, workers: int, said: str) -> None:
     run = pb.GetStatusResponse(start=start, worker_count=workers)
     assert f"begins      {said}" in text.status(run).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "now", "said"),
+    [
+        ("adamw", 0.003, "learning rate 0.003, batch"),
+        ("adamw", 0.0, "learning rate 0.003, now 0, batch"),
+        ("sgd", 0.00123456, "learning rate 0.003, now 0.001235, momentum"),
+        ("sgd", None, "learning rate 0.003, momentum"),
+    ],
+)
+def test_the_status_tells_the_learning_rate_that_the_schedule_has_reached(optimizer: str, now: float | None, said: str) -> None:
+    settings = Hyperparameters(optimizer=optimizer, learning_rate=0.003)
+    run = pb.GetStatusResponse(hyperparameters=settings.to_message(), learning_rate=now)
+    assert said in text.status(run)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from durability.checkpoint_helpers import crashed
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, CheckpointFailed, Session, connect
 from gem_server.config import ServerConfig, StartError
+from gem_server.core.shards import Deck
 from gem_server.durability import tensor_file
 from gem_server.durability.capture import Capture
 from gem_server.durability.scratch import Scratch
@@ -151,6 +152,9 @@ def test_a_checkpoint_that_fails_again_and_again_is_tried_less_and_less_often(tm
         assert [pause(30.0, failed) for failed in (0, 1, 5, 6)] == [1, 1, 16, 30]
         live.server.wiring.progress.checkpointed(1, 0.0)
         assert [pause(30.0, failed) for failed in (0, 1, 9)] == [30, 30, 30]
+        live.core.ledger.decks[""] = Deck(samples=1, shard_size=1, epochs=1, next=1)  # the run is complete
+        assert [pause(30.0, failed) for failed in (0, 1, 9)] == [0, 1, 60]
+        live.core.ledger.decks.clear()
         live.server.wiring.checkpointer.journal = SimpleNamespace(size=1 << 40)  # type: ignore[assignment]
         assert [pause(30.0, failed) for failed in (0, 1, 3, 9)] == [0, 1, 4, 60]
         live.server.wiring.checkpointer.journal = None

@@ -208,3 +208,13 @@ def test_a_checkpoint_folder_that_can_not_be_one_is_named(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"can't use .*/file for checkpoints: "):
         lock_directory(tmp_path / "file", CapturingLogger())
+
+
+def test_a_folder_without_a_run_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error in its name would begin another run unnoticed."""
+    monkeypatch.chdir(tmp_path)
+    logger = CapturingLogger()
+    make_core(config(KEPT, checkpoint_dir=Path("nothere"), resume=True), lambda: 0.0, logger)
+    ((level, (said,), values),) = logger.calls
+    assert (level, said) == ("warning", "no checkpoint to resume: a new run begins")
+    assert values == {"checkpoint_dir": str(tmp_path / "nothere")}

@@ -118,7 +118,7 @@ def test_with_room_for_one_gradient_a_worker_is_told_why_it_waits_and_then_goes_
             live.clock.advance(STALLED - LONGEST)
             assert committing.result(DEADLINE).version == 2
             assert stream.refusal().error == "OVERLOADED"
-    assert "the lane broke" not in caplog.text
+    assert "the connection to the server broke" not in caplog.text
 
 
 class Stuck(Encoder):

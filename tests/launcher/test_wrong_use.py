@@ -99,7 +99,8 @@ def test_damaged_data_is_named_and_leaves_no_run_behind(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--task", "mnist", "--data", "/nowhere"], ["/nowhere"]),
-        (["--task", "cifar"], ["'cifar'", "digits, mnist"]),
+        (["--task", "cifar"], ["'cifar': choose", "digits, mnist"]),
+        (["--task", "digit"], ["'digit' (did you mean digits?)"]),
         (["--epochs", "0"], ["--epochs", "--steps"]),
         (["--servers", "40"], ["163790 parameters is too small for 40 servers", "at most 39"]),
     ],

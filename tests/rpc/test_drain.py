@@ -21,6 +21,7 @@ from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
 from gem_server.config import StartError
+from gem_server.core.state_machine import MIN_COMMITS
 from kit.logs import Lines, captured
 from kit.ports import free_address
 from kit.process import server_process
@@ -64,6 +65,40 @@ def test_a_complete_run_is_said_once_when_its_workers_have_left() -> None:
             live.on_loop(live.server._note_completion)
     assert len(completed(said)) == 1
     assert "gem-ctl pull" in completed(said)[0]
+
+
+@pytest.mark.parametrize(("versions", "warnings"), [(64, 1), (120, 0)])
+def test_a_schedule_that_ends_long_before_the_run_is_said_once(versions: int, warnings: int) -> None:
+    settings = Hyperparameters(epochs=2, learning_rate=0.5, schedule="cosine", decay_versions=versions, decay_factor=0.0)
+    with captured() as said, serving(config(settings)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        wire.call("LeaseShard", pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=64))
+        for _ in range(MIN_COMMITS - 1):
+            worker.commit()  # of one sample
+        live.on_loop(live.server._check_schedule)
+        assert schedules(said) == [], "too few commits to know how many there will be"
+        worker.commit()
+        for _ in range(2):
+            live.on_loop(live.server._check_schedule)
+    assert [line["schedule"] for line in schedules(said)] == [
+        "cosine:warmup=0,warmup_factor=0.0,versions=128,factor=0.0"
+    ] * warnings
+
+
+def schedules(said: Lines) -> Lines:
+    return [line for line in said if "the schedule ends after about 50 % of the run" in line["event"]]
+
+
+@pytest.mark.parametrize("durability", ["snapshot", "log"])
+def test_a_run_that_becomes_complete_is_on_the_disk_before_the_next_interval(durability: str, tmp_path: Path) -> None:
+    often = {"checkpoint_interval": 3600.0, "durability": durability}
+    with serving(config(checkpoint_dir=tmp_path, **often)) as live, wired(live) as wire:  # type: ignore[arg-type]
+        worker = wire.started("worker")
+        shard = wire.call("LeaseShard", pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=64)).shard
+        wait_until(lambda: checkpoints(tmp_path), "the first checkpoint")
+        worker.commit()
+        wire.call("CompleteShard", pb.CompleteShardRequest(lease_id=worker.lease_id, shard_id=shard.shard_id))
+        wait_until(lambda: checkpoints(tmp_path)[-1:] == ["checkpoint-000000000001-0001"], "that of the complete run")
 
 
 def completed(said: Lines) -> list[str]:

@@ -70,6 +70,14 @@ def test_the_page_is_one_file_that_needs_nothing_else(paged: Live) -> None:
     assert len(page.splitlines()) < 420
 
 
+def test_the_table_of_workers_says_in_a_tooltip_what_a_column_is(paged: Live) -> None:
+    """It names them as gem-ctl status and gem-train do."""
+    heads = re.findall(r'<th scope="col"[^>]*?(?: title="([^"]+)")?>([^<]+)', ask(paged, "/").body.decode())
+    names = [name for _, name in heads]
+    assert names[:3] + names[5:8] == ["name", "commits", "staleness", "pace, s", "share", "waited, s"]
+    assert [name for title, name in heads if not title] == ["name"]
+
+
 def test_an_unknown_path_is_not_found_and_told_which_ones_exist(paged: Live) -> None:
     for path in ("/x", "/index.html", "/metrics/", "/../etc/passwd", "/%00", "/status.json/"):
         response = ask(paged, path)

@@ -142,9 +142,9 @@ class Lane:
                 if theta is not None:
                     self._receive_theta(theta, sent)
             except (TimeoutError, BlockingIOError):
-                raise ServerUnavailable("the lane broke: nothing moved on it for too long") from None
+                raise ServerUnavailable("the connection to the server broke: nothing moved on it for too long") from None
             except OSError as error:
-                raise ServerUnavailable(f"the lane broke: {error}") from None
+                raise ServerUnavailable(f"the connection to the server broke: {error}") from None
         committed: pb.CommitResult = result
         return committed
 
@@ -222,7 +222,7 @@ class Lane:
             expected = lane_pb2.LaneError if prefix.kind is Kind.ERROR else header_type
             header = parse_header(room[PREFIX_BYTES:end], expected)
         except InvalidRequest as error:  # not the server's words, but those of something in between
-            raise ServerUnavailable(f"the lane broke: {error}") from None
+            raise ServerUnavailable(f"the connection to the server broke: {error}") from None
         if prefix.kind is Kind.ERROR:
             raise error_of(header)
         if prefix.kind is not kind:

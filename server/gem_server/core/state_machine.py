@@ -47,6 +47,7 @@ from gem_server.rules import PiStatistics, RuleInput, Shared, UpdateRule, rule_o
 from gem_server.rules.base import require_by_element
 
 MAX_COUNTED_NAMES = 10_000  # workers whose steps are counted; without a limit, new names would fill the memory
+MIN_COMMITS = 8  # from which the samples of the run's other commits are told
 
 
 class Core:
@@ -443,6 +444,17 @@ class Core:
     def complete(self) -> bool:
         """Whether the workers in the run have nothing left to train on. Any thread may ask."""
         return self.ledger.complete_for({lease.worker for lease in tuple(self.leases.live.values())})
+
+    @property
+    def expected_commits(self) -> float | None:
+        """The whole commits that the run makes in all, by the samples of those so far; None if that is not known yet, or if the
+        data leave it open: an endless run, `--steps`, or `replicate`, where it depends on the workers."""
+        settings, applied, discarded = self.settings, self.central.version, self.outcomes[Outcome.DISCARDED]
+        fixed = settings.epochs and not settings.steps and settings.shards == "partition"
+        if not fixed or not self.ledger.samples or not self.samples_committed or applied < MIN_COMMITS:
+            return None
+        left_over = applied / (applied + discarded)  # by a rule that discards stale commits
+        return settings.epochs * self.ledger.samples * self.central.progress / self.samples_committed * left_over
 
     def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:
         """Marks a shard as completed. Returns False if this lease does not hold it."""

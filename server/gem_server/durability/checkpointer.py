@@ -134,8 +134,8 @@ class Checkpointer:
 
     async def every(self, seconds: float) -> None:
         """Writes a checkpoint as soon as θ has a value (with a log, `initialize_central` has written it), then one at each
-        interval with new commits, or when the log exceeds its limit. A failure is logged and tried again at the next interval,
-        or sooner if it is urgent: see `_pause`."""
+        interval with new commits, when the log exceeds its limit, and as soon as the run is complete. A failure is logged and
+        tried again at the next interval, or sooner if it is urgent: see `_pause`."""
         tick = min(seconds, _TICK_SECONDS)
         passed = seconds if self.journal is None else 0.0
         failed = 0  # how often in a row
@@ -154,10 +154,10 @@ class Checkpointer:
                     self.logger.error(f"checkpoint failed; {await self.in_thread(self.what_is_left)}", why=str(error))
 
     def _pause(self, seconds: float, failed: int) -> float:
-        """Seconds between two checkpoints. Without a first one, or with a log beyond its limit, it waits less, but twice as
-        long after each failure in a row."""
+        """Seconds between two checkpoints. Without a first one, with a log beyond its limit, or if the run is complete, it
+        waits less, but twice as long after each failure in a row."""
         retry = min(_MAX_RETRY_SECONDS, _RETRY_SECONDS * 2.0 ** min(failed - 1, 10)) if failed else 0.0
-        if self._log_is_long:
+        if self._log_is_long or self.core.complete:
             return retry
         return seconds if self.progress.checkpoint_version is not None else min(seconds, max(retry, _RETRY_SECONDS))
 

@@ -128,7 +128,7 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], logger: Logger) -
         return None
     recovered = _recovered(directory, config, clock, logger)
     if recovered is None:
-        logger.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
+        logger.warning("no checkpoint to resume: a new run begins", checkpoint_dir=str(directory.absolute()))
         return None
     core = recovered.core
     changed = _change_hyperparameters(core, config, logger)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from gem_api.named_settings import nearest
 from gem_api.process.settings import BUILT_IN_TASKS
 
 if TYPE_CHECKING:  # the options of a command need the names of the tasks, and not PyTorch
@@ -61,7 +62,8 @@ def require_name(name: str) -> tuple[str, str]:
     """
     module, _, class_ = BUILT_IN.get(name, name).partition(":")
     if not class_.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise TaskError(f"unknown task {name!r}: choose one of {', '.join(BUILT_IN)}, or give your own as module:Class")
+        meant = nearest(name, BUILT_IN)
+        raise TaskError(f"unknown task {name!r}{meant}: choose one of {', '.join(BUILT_IN)}, or give your own as module:Class")
     if "" not in sys.path:
         sys.path.insert(0, "")
     top = module.partition(".")[0]  # to look for a part of it would import it
