@@ -9,7 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from simulation.world import World, small
+from gem_api.hyperparameters import Hyperparameters
+from simulation.host import Setup
+from simulation.truth import Truth, Violation
+from simulation.world import LAYOUT, World, small
 
 STEPS, SEVERAL_STEPS = 300, 6000
 BACKUPS = 6  # times as many as in the seeds that find planted bugs: with three servers, few are complete before a crash
@@ -44,3 +47,33 @@ def test_no_promise_is_broken(servers: int, first: int, seeds: int, tmp_path: Pa
     tried = [crashes, torn, backups] if servers > 1 else [crashes]
     assert min(tried) >= seeds // 2  # or nothing was tried
     assert went_back or servers == 1
+
+
+def test_a_reply_may_come_back_until_its_worker_has_got_a_later_one() -> None:
+    """Two starts in a row: the first uses a checkpoint that holds more than the log, the second an older one, and the log."""
+    core = Setup(Hyperparameters(), None, LAYOUT).new_core("run", Hyperparameters(), lambda: "lease-1")
+    core.register("w0", LAYOUT, 0.0)
+    core.initialized()
+    truth, lease = Truth(), core.leases.get("lease-1")
+    truth.started(core)
+
+    def makes(value: float) -> bytes:
+        core.reply(lease)[:] = value
+        return truth.makes(core, lease)
+
+    def comes_back_with(value: float) -> None:
+        core.reply(lease)[:] = value
+        truth.recovered(core, 0)
+
+    makes(1)
+    truth.pulls("lease-1", 0, makes(2))
+    later = makes(3)
+    comes_back_with(3)
+    comes_back_with(2)
+    for gone in (1, 3):
+        with pytest.raises(Violation, match="a reply of lease-1 from before"):
+            comes_back_with(gone)
+    assert makes(3) == later
+    truth.pulls("lease-1", 0, later)
+    with pytest.raises(Violation, match="a reply of lease-1 from before"):
+        comes_back_with(2)

@@ -66,7 +66,7 @@ class Truth:
         last_ticket: That of the last commit whose turn it was.
         shards: What each id stands for that a worker was told.
         runs: The run that each commit was applied in.
-        replies: What each lease's worker may have been sent as θ since the last one that it was told of, as hashes.
+        replies: What each lease's worker was last told of as θ, and what it may have been sent since, as hashes.
         being_made: Leases whose next reply is being made: nobody knows it before.
         unlogged: Whether the server keeps no log now: then what it says may be forgotten.
     """
@@ -220,11 +220,16 @@ class Truth:
         self.consistent(core)
 
     def _replies_came_back(self, core: Core) -> None:
-        before, making, self.replies, self.being_made = self.replies, self.being_made, {}, set()
+        """Checks each lease's reply. Until its worker has got it, a start from an older checkpoint may bring back an earlier
+        one, but none from before the last one that the worker got."""
         for lease_id, lease in core.leases.live.items():
-            known = lease_id not in self._told_reply - making or reply_hash(core, lease) in before[lease_id]
-            require(known, f"the server came back with a reply of {lease_id} from before the one that its worker got")
-            self.makes(core, lease)
+            known, made = self.replies.setdefault(lease_id, []), reply_hash(core, lease)
+            fits = made in known or lease_id not in self._told_reply - self.being_made
+            require(fits, f"the server came back with a reply of {lease_id} from before the one that its worker got")
+            if made in known:
+                del known[known.index(made) :]
+            known.append(made)
+        self.being_made.clear()
 
     def consistent(self, core: Core) -> None:
         """Checks that every dealt sample is completed, held or to be dealt again, and that memory is what the live workers
