@@ -73,7 +73,7 @@ class Wiring:
         self.registry = ServerRegistry(config.range)
         # The addresses first. If they are in use, the files may belong to another server and must stay untouched.
         self.endpoint = Endpoint(config, self.registry, logger)
-        self.directory_lock = lock_directory(config.checkpoint_dir, logger) if config.checkpoint_dir else None
+        self.directory_lock = lock_directory(config.checkpoint_dir, logger, config.resume) if config.checkpoint_dir else None
         if self.directory_lock:
             opened.enter_context(self.directory_lock)
 

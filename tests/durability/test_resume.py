@@ -210,11 +210,15 @@ def test_a_checkpoint_folder_that_can_not_be_one_is_named(tmp_path: Path) -> Non
         lock_directory(tmp_path / "file", CapturingLogger())
 
 
-def test_a_folder_without_a_run_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typing error in its name would begin another run unnoticed."""
+def test_a_folder_to_resume_from_that_does_not_exist_is_a_warning_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A typing error in its name would begin another run unnoticed. An empty one is a cluster's first start."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
     logger = CapturingLogger()
-    make_core(config(KEPT, checkpoint_dir=Path("nothere"), resume=True), lambda: 0.0, logger)
+    for name, resume in (("nothere", True), ("new", False), ("empty", True)):
+        lock_directory(Path(name), logger, resume).close()
     ((level, (said,), values),) = logger.calls
-    assert (level, said) == ("warning", "no checkpoint to resume: a new run begins")
+    assert (level, said) == ("warning", "--resume finds no such folder: is its name right? A new run begins")
     assert values == {"checkpoint_dir": str(tmp_path / "nothere")}

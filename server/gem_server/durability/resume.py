@@ -127,8 +127,8 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], logger: Logger) -
         _require_no_checkpoint(directory)
         return None
     recovered = _recovered(directory, config, clock, logger)
-    if recovered is None:
-        logger.warning("no checkpoint to resume: a new run begins", checkpoint_dir=str(directory.absolute()))
+    if recovered is None:  # as at a cluster's first start
+        logger.info("no checkpoint to resume: a new run begins", checkpoint_dir=str(directory.absolute()))
         return None
     core = recovered.core
     changed = _change_hyperparameters(core, config, logger)
@@ -185,8 +185,13 @@ def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) ->
     return set(changes)
 
 
-def lock_directory(directory: Path, logger: Logger) -> IO[bytes]:
-    """Locks a checkpoint folder against other servers until the returned file is closed. Raises StartError."""
+def lock_directory(directory: Path, logger: Logger, resume: bool = False) -> IO[bytes]:
+    """Locks a checkpoint folder, which is made if it does not exist, against other servers until the returned file is closed.
+    With `resume` a new folder is a warning. Raises StartError."""
+    if resume and not directory.exists():
+        logger.warning(
+            "--resume finds no such folder: is its name right? A new run begins", checkpoint_dir=str(directory.absolute())
+        )
     with ExitStack() as opened:
         try:
             DISK.make_directories(directory)
