@@ -18,7 +18,8 @@ from benchmarks.versus.profiles import KINDS
 
 MODEL, WORKERS, ROUNDS = "transformer", 8, 200
 IN_STEP, BEFORE, ALL, EXPERT = (
-    "this server in step", "this server before", "DDP, all workers", "DDP as an expert would build it for this cluster (named)",
+    "this server", "this server without shares, waits and growth", "DDP, all workers",
+    "DDP as an expert would build it for this cluster (named)",
 )  # fmt: skip
 _COLOURS = {IN_STEP: BLUE, BEFORE: PALE, ALL: GREY, EXPERT: ORANGE}
 _LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.items(), MARKERS, strict=False)}

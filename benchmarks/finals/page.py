@@ -16,8 +16,8 @@ from benchmarks.versus.profiles import KINDS
 
 Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
 MAIN = ("transformer", 8, 200)  # what most runs are of: model, workers, rounds
-_SHORT = {plan.FAST: "fast", plan.PROPORTION: "proportion", plan.BACKUP: "backup"}
-_DESIGNS = tuple(dict.fromkeys(name for profile in KINDS for name in plan.designs(profile, 8)))
+_SHORT = {plan.FAST: "fast", plan.PROPORTION: "proportion"}
+_DESIGNS = (plan.ALL, plan.FAST, plan.PROPORTION, plan.BACKUP)
 
 
 class Losses:
@@ -94,23 +94,29 @@ def _main(losses: Losses) -> str:
     for profile in KINDS:
         where, designs = (MAIN[0], profile, *MAIN[1:]), plan.designs(profile, MAIN[1])
         cells = [_of_this_server(losses, where, plan.BOTH), text(_without_the_slow(losses, where))]
-        cells += [_best(losses, where, "rounds", designs[name]) if name in designs else "" for name in _DESIGNS]
+        cells += [_best(losses, where, "rounds", designs[name]) if name in designs else "" for name in _DESIGNS[:-1]]
+        cells.append(_experts(losses, where, "rounds", only=plan.BACKUP))
         rows.append([profile, *cells, difference(losses, where)])
     return table(["Cluster", "in step", "in step, fast alone", *_DESIGNS, "difference"], rows)
 
 
 def difference(losses: Losses, where: Cell, more: str = "") -> str:
-    """In step less the best rival, of the seeds that both have: mean and standard error; empty if there are less than two."""
+    """The mean of `differences`, and its standard error; empty if there are less than two."""
+    found = differences(losses, where, more)
+    return f"{mean(found):+.3f} ± {standard_error(found):.3f}" if len(found) > 1 else ""
+
+
+def differences(losses: Losses, where: Cell, more: str = "") -> list[float]:
+    """In step less the best rival, under each of the seeds that both have."""
     designs = [f"{each} {more}".strip() for each in plan.designs(str(where[1]), int(str(where[2]))).values()]
     tried = [(mean(found), rate, each) for each in designs for rate, found in [losses.best(where, "rounds", each)] if found]
     if not tried:
-        return ""
+        return []
     _, rate, settings = min(tried)
     theirs = losses.seeds(*where, "rounds", f"rate={rate} {settings}".strip())
     ours = losses.seeds(*where, "ours", _settings(losses, where, plan.BOTH, more))
     both = [(one.loss, theirs[seed].loss) for seed, one in ours.items() if seed in theirs]
-    found = [one - other for one, other in both if one is not None and other is not None]
-    return f"{mean(found):+.3f} ± {standard_error(found):.3f}" if len(found) > 1 else ""
+    return [one - other for one, other in both if one is not None and other is not None]
 
 
 def _settings(losses: Losses, where: Cell, settings: str, more: str) -> str:
@@ -139,14 +145,20 @@ def _best(losses: Losses, where: Cell, method: str, settings: str) -> str:
     return text(found) + losses.right(*where, method, f"rate={rate} {settings}".strip())
 
 
-def _experts(losses: Losses, where: Cell, method: str, more: str = "") -> str:
-    """The lowest loss of what an expert would build instead of DDP on all workers, with its name; empty if there is none."""
+def short(name: str) -> str:
+    """What a design is called beside its loss."""
+    return _SHORT.get(name, name.removeprefix(f"{plan.BACKUP}, "))
+
+
+def _experts(losses: Losses, where: Cell, method: str, more: str = "", only: str = "") -> str:
+    """The lowest loss of what an expert would build instead of DDP on all workers, with its name; empty if there is none. With
+    `only`, of the designs whose names begin so."""
     tried = []
     for name, design in plan.designs(str(where[1]), int(str(where[2]))).items():
         settings = f"{design} {more}".strip()
-        found = losses.best(where, method, settings)[1] if name != plan.ALL else []
+        found = losses.best(where, method, settings)[1] if name != plan.ALL and name.startswith(only) else []
         if found:
-            tried.append((mean(found), f"{_best(losses, where, method, settings)} {_SHORT[name]}"))
+            tried.append((mean(found), f"{_best(losses, where, method, settings)} {short(name)}"))
     return min(tried)[1] if tried else ""
 
 

@@ -19,7 +19,7 @@ SHARES = "smallest=0.0625"
 WAIT = "wait=0.15 until=200"
 BOTH = f"{SHARES} {WAIT} {GROWTH}"
 UNTUNED = ("tagger", "trees")
-OTHER_RATES = (*UNTUNED, "convnet")  # this server takes the best of several rates, as the rivals
+OTHER_RATES = (*UNTUNED, "convnet", "large")  # this server takes the best of several rates, as the rivals
 HARD = ("mixed", "equal", "exponential", "straggler")
 
 
@@ -47,15 +47,19 @@ NUMBERS, LENGTHS = (
 )  # of workers, and of rounds: what is gained in as long, lost with as much data
 OTHERS = tuple(name for name in KINDS if name not in HARD)
 THREE = ("equal", "mixed", "exponential")
+EQUAL_AND_MIXED = ("equal", "mixed")
 TWO = (0, 1)
 SIX = (0, 1, 2, 3, 4, 5)
 DDP_RATES = (0.01, 0.015, 0.02)
+FEW_RATES = (0.006, 0.01, 0.015)
 ALL, FAST, PROPORTION, BACKUP = "DDP, all", "without the slow", "in proportion", "backup workers"
 CONSTANT = "schedule=constant"
 APART = {  # what else trains without waiting in each step, and how
     "local SGD, 8 steps": ("local", "steps=8"),
     "DiLoCo, 20 steps": ("local", "steps=20 outer=0.7 momentum=0.9"),
     "one worker, as many samples": ("rounds", "team=alone"),
+    "DANA": ("dana", ""),
+    "Gap-Aware": ("dana", "gap=True"),
 }
 
 
@@ -65,7 +69,8 @@ def designs(profile: str, workers: int) -> dict[str, str]:
     if profile in (*SLOW, "far"):
         found |= {FAST: "team=fast", PROPORTION: "team=proportion"}
     if profile in ("exponential", "noisy", "pausing"):
-        found[BACKUP] = f"team=backup first={workers * 3 // 4}"
+        firsts = [workers * eighths // 8 for eighths in (6, 4, 2, 1)]
+        found |= {f"{BACKUP}, first {first}": f"team=backup first={first}" for first in firsts if first}
     return found
 
 
@@ -83,8 +88,17 @@ def _rivals(
         run
         for profile in profiles
         for settings in designs(profile, workers).values()
-        for run in _runs("rounds", [f"{settings} {more}".strip()], [profile], rounds, seeds, workers, rates, model)
-    ]
+        for run in _runs(
+            "rounds", [f"{settings} {more}".strip()], [profile], rounds, seeds, workers,
+            FEW_RATES if _few(settings, workers) else rates, model,
+        )
+    ]  # fmt: skip
+
+
+def _few(settings: str, workers: int) -> bool:
+    """Whether a round's gradients are those of half of the workers or less, which suits lower rates."""
+    first = settings.rpartition("first=")[2]
+    return first.isdigit() and int(first) <= workers // 2
 
 
 def _today(profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8) -> list[Run]:
@@ -113,12 +127,12 @@ QUESTIONS: Mapping[str, list[Run]] = {
     ],
     "long": [
         *_ours([BOTH], HARD, 1000, TWO), *_today(HARD, 1000, TWO), *_rivals(HARD, 1000, TWO, rates=(0.01, 0.015)),
-        *_ours([f"{SHARES} {GROWTH}", BOTH.replace("200", "0")], ["equal", "mixed"], 1000, TWO),
+        *_ours([f"{SHARES} {GROWTH}", BOTH.replace("200", "0")], EQUAL_AND_MIXED, 1000, TWO),
     ],
     "lengths": [
-        *_ours([BOTH], ["equal", "mixed"], 400, TWO), *_today(["equal", "mixed"], 400, TWO),
-        *_rivals(["equal", "mixed"], 400, TWO, rates=(0.01, 0.015)),
-        *_ours([BOTH], ["equal", "mixed"], 3000, (0,)), *_rivals(["equal", "mixed"], 3000, (0,), rates=(0.01,)),
+        *_ours([BOTH], EQUAL_AND_MIXED, 400, TWO), *_today(EQUAL_AND_MIXED, 400, TWO),
+        *_rivals(EQUAL_AND_MIXED, 400, TWO, rates=(0.01, 0.015)),
+        *_ours([BOTH], EQUAL_AND_MIXED, 3000, (0,)), *_rivals(EQUAL_AND_MIXED, 3000, (0,), rates=(0.01,)),
     ],
     "constant": [
         *_ours([f"{each} {CONSTANT}".strip() for each in (BOTH, TODAY)], THREE, seeds=TWO, rates=(0.003, 0.006, 0.009)),
@@ -127,13 +141,23 @@ QUESTIONS: Mapping[str, list[Run]] = {
     "apart": [
         Run("transformer", profile, 8, seed, 200, method, f"rate={rate} {settings}")
         for seed, profile, (method, settings), rate in product(TWO, THREE, APART.values(), (0.003, 0.006, 0.01, 0.02, 0.04))
-        if (profile == "equal" and rate < 0.02 if "alone" in settings else rate > 0.003)
+        if method != "dana" and (profile == "equal" and rate < 0.02 if "alone" in settings else rate > 0.003)
+    ],
+    "neighbours": [
+        run
+        for method, settings in APART.values()
+        if method == "dana"
+        for run in _runs(method, [settings], THREE, seeds=TWO, rates=(0.001, 0.002, 0.004))
     ],
     "convnet": [
         *_ours([BOTH, TODAY], THREE, seeds=TWO, model="convnet", rates=(0.004, 0.008)),
         *_rivals(THREE, 200, TWO, model="convnet", rates=(0.008, 0.016)),
     ],
-    "short": [*_ours([BOTH], ["equal", "mixed"], 50), *_today(["equal", "mixed"], 50), *_rivals(["equal", "mixed"], 50)],
+    "large": [
+        *_ours([BOTH], EQUAL_AND_MIXED, seeds=(0,), model="large", rates=(0.001, 0.002, 0.004, 0.008)),
+        *_rivals(EQUAL_AND_MIXED, 200, (0,), "large", rates=(0.001, 0.002, 0.004, 0.008)),
+    ],
+    "short": [*_ours([BOTH], EQUAL_AND_MIXED, 50), *_today(EQUAL_AND_MIXED, 50), *_rivals(EQUAL_AND_MIXED, 50)],
     "number": [
         run
         for workers, rounds in product(NUMBERS, LENGTHS)

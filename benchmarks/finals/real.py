@@ -32,6 +32,7 @@ _PLACES = (  # models, numbers of workers, kinds of clusters, seeds
     ("convnet", 8, simulated.THREE, (0,)),
     ("transformer", 8, simulated.HARD, (2,)),
     ("transformer", 8, simulated.OTHERS, (1, 2)),
+    ("large", 8, simulated.EQUAL_AND_MIXED, (0, 1, 2)),
 )
 
 

@@ -16,6 +16,7 @@ from gem_api.layout import Vector
 from benchmarks.finals import apart, together
 from benchmarks.finals.clock import OVERHEAD, SIZES, Clock, Policy
 from benchmarks.finals.held_out import Tagger, Trees
+from benchmarks.finals.neighbours import Dana
 from benchmarks.lib.results import Store, plain
 from benchmarks.lib.vectors import VectorModel
 from benchmarks.versus import models
@@ -38,7 +39,7 @@ class Run:
     Attributes:
         model, profile, workers, seed: What is trained, and by whom.
         rounds: How long: the time in which workers that don't wait compute this many gradients each, on average.
-        method: "ours", "rounds", "local"; "real ours", "real rounds" with real processes.
+        method: "ours", "dana", "rounds", "local"; "real ours", "real rounds" with real processes.
         settings: "rate=0.006 shares=few wait=0.15".
     """
 
@@ -150,10 +151,11 @@ def train(run: Run, trainee: Any, rule: Callable[..., apart.Rule], rounds: Calla
         lost[0] = not trainee.score(theta) < DIVERGED  # NaN is not
         return lost[0]
 
-    if run.method == "ours":
+    if run.method in ("ours", "dana"):
         policy = take_policy(given)
         events = Clock(profile, run.workers, run.seed, policy, limit).events()
-        theta = rule(**given).train(trainee.theta, events, run.workers, trainee.gradient, look)
+        made = rule(**given) if run.method == "ours" else Dana(**given)
+        theta = made.train(trainee.theta, events, run.workers, trainee.gradient, look)
         gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)
     else:
         team = take_team(given)

@@ -76,17 +76,22 @@ class Problem:
 
 
 class Transformer(Problem):
-    """The example's character transformer with 114,528 parameters, on the source text of Python's standard library. A sample is
-    a window of 32 characters."""
+    """The example's character transformer on the source text of Python's standard library. A sample is a window of 32
+    characters.
+
+    Args:
+        width: 64 for 114,528 parameters, 208 for 1,090,848.
+    """
 
     has_accuracy = False
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
+        self._width = width
         task = Characters(None)
         super().__init__(cast(Batch, task.training_data().tensors), cast(Batch, task.test_data().tensors))
 
     def _make(self) -> nn.Module:
-        return CharacterTransformer(width=64)
+        return CharacterTransformer(width=self._width)
 
 
 class Convnet(Problem):
@@ -115,4 +120,8 @@ def _together(data: Any, drawn: Tensor) -> Batch:
     return torch.stack(images), torch.stack(labels)
 
 
-MODELS: Mapping[str, Callable[[Path | None], Problem]] = {"transformer": lambda data: Transformer(), "convnet": Convnet}
+MODELS: Mapping[str, Callable[[Path | None], Problem]] = {
+    "transformer": lambda data: Transformer(64),
+    "large": lambda data: Transformer(208),
+    "convnet": Convnet,
+}

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from benchmarks import tuning
 from benchmarks.finals import __main__ as finals
 from benchmarks.finals import plan
-from benchmarks.finals.page import Losses, difference
+from benchmarks.finals.page import Losses, difference, differences, standard_error
 from benchmarks.finals.runs import stored
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.paper import page as paper
@@ -33,34 +33,25 @@ README = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
 FINALS = stored(RESULTS / "versus/finals.json")
 
 
-def behind() -> dict[str, tuple[float, float]]:
-    """By kind of cluster: the held-out loss of this server less the best that an expert would build, and that of DDP on all
-    workers less this server's."""
-    losses, found = Losses(FINALS), {}
-    for profile in KINDS:
-        where = ("transformer", profile, 8, 200)
-        ours = mean(losses.of(*where, "ours", plan.ours(plan.BOTH)))
-        rivals = {
-            team: mean(each) for team in plan.designs(profile, 8).values() if (each := losses.best(where, "rounds", team)[1])
-        }
-        found[profile] = ours - min(rivals.values()), rivals[""] - ours
-    return found
-
-
 def beside_an_expert() -> str:
-    expert = {profile: one for profile, (one, _) in behind().items()}
-    last = sorted(profile for profile, one in expert.items() if one > 0)
-    assert last == ["mixed", "pausing"]
+    found = {profile: differences(Losses(FINALS), ("transformer", profile, 8, 200)) for profile in KINDS}
+    apart = {profile: mean(each) for profile, each in found.items()}
+    level = [profile for profile, each in found.items() if abs(apart[profile]) < 2 * standard_error(each)]
+    higher = [profile for profile in KINDS if apart[profile] > 0 and profile not in level]
+    assert (len(KINDS), len(level), higher) == (10, 2, ["exponential", "pausing"])
     return (
-        f"this server is {expert['mixed']:.3f} and {expert['pausing']:.3f} behind that, the second by more than seeds make; in "
-        f"the other eight it is level or ahead: {-expert['equal']:.2f} with equal workers, "
-        f"{-expert['exponential']:.2f} with exponential times"
+        f"ends lower than that in six of the ten kinds of clusters, by {-apart['equal']:.3f} with equal workers; level in two; "
+        f"higher in two: by {apart['pausing']:.3f} where some workers pause, by {apart['exponential']:.3f} where times are "
+        "exponential"
     )
 
 
 def beside_ddp() -> str:
-    others = [ddp for _, ddp in behind().values()]
-    return f"DDP on all workers is {min(others):.2f} to {max(others):.2f} behind"
+    losses, found = Losses(FINALS), []
+    for profile in KINDS:
+        where = ("transformer", profile, 8, 200)
+        found.append(mean(losses.best(where, "rounds", "")[1]) - mean(losses.of(*where, "ours", plan.ours(plan.BOTH))))
+    return f"DDP on all workers ends {min(found):.2f} to {max(found):.2f} higher"
 
 
 def with_rare_digits() -> str:
