@@ -37,8 +37,8 @@ def test_three_servers_train_one_model(launch: Launch) -> None:
     assert summary["commits_via"] == {"memory": 2}
     assert {log.name for log in (run / "logs").glob("server*")} == {f"server-{index}.log" for index in range(3)}
     logged = [line for log in (run / "logs").iterdir() for line in log.read_text().splitlines()]
-    # On a busy machine a server may serve later than a worker asks for it.
-    assert not [line for line in logged if "warning" in line and "(is gem-server running?); trying again" not in line]
+    busy = ("(is gem-server running?); trying again", "suspended or slow to start")  # said on a busy machine, and no failure
+    assert not [line for line in logged if "warning" in line and not any(each in line for each in busy)]
     assert "trying again" not in launcher.output
     assert launcher.members() == {}
     model = safetensors.numpy.load_file(run / "model.safetensors")
