@@ -1,4 +1,4 @@
-"""Writes the tables of docs/settings.md and docs/rules.md, from the rows of `gem_api.process.settings` and `gem_api.rules`.
+"""Writes the tables of docs/settings.md and the list of docs/rules.md, from `gem_api.process.settings` and `gem_api.rules`.
 
 With --check, writes nothing and fails if a page is not up to date.
 """
@@ -61,16 +61,16 @@ def _cell(text: str) -> str:
 
 
 def rules(page: str) -> str:
-    """The table of docs/rules.md, which is this page."""
+    """The list of the rules in docs/rules.md, which is this page."""
     rows = RULES | {f"gem:proxy={name}": row for name, row in PROXIES.items() if row != RULES["gem"]}
-    lines = ["| Rule | Takes | Arrays |", "|---|---|---|"]
+    lines = []
     for name, row in rows.items():
         headings = ["Proxies"] if ":" in name else re.findall(rf"^## (.*\b{name}\b.*)$", page, re.MULTILINE)
         if not headings:
             sys.exit(f"docs/rules.md has no section for the rule {name}: write one, with the name in its heading")
         arrays = f"{len(row.each)}/{len(row.shared)}/{row.temporaries}"
         link = f"[`{name}`](#{headings[0].lower().replace(' ', '-')})"
-        lines.append(f"| {link} | {row.kind}{'' if row.by_element else ', one server'} | {arrays} |")
+        lines.append(f"- {link}: {row.kind}, {arrays}{'' if row.by_element else ', one server'}")
     return "\n".join([*lines, ""])
 
 

@@ -32,7 +32,7 @@ def draw(folder: Path) -> Path:
         save(figures.counts(runs, counted), folder / "number.png")
     return markdown.filled(
         Path(__file__).with_name("page.txt"), folder / "README.md",
-        orders=_order_table(runs), remedies=_remedy_table(runs), counts=_count_table(runs, counted), seeds=_seeds(runs),
+        orders=_order_table(runs), remedies=_remedies(runs), counts=_count_table(runs, counted), seeds=_seeds(runs),
         checks=checks_text(stored_checks(folder)), held=rivals.waiting_table(held, tuned), rivals=rivals.table(tuned),
         progress=rivals.progress(tuned),
         varied=f"{stable_below(uniform_times(made.REMEDIES['both'].batch_variation), made.experiment().momentum):.0f}",
@@ -47,9 +47,8 @@ def _order_table(runs: made.Runs) -> str:
     return markdown.table(["Spread", "Stable below", "Leap", "Accuracy, %"], rows)
 
 
-def _remedy_table(runs: made.Runs) -> str:
-    rows = ([name, _cells(runs, case)] for name, case in made.REMEDIES.items())
-    return markdown.table(["In lockstep, 100 workers", "Leap", "Accuracy, %"], rows)
+def _remedies(runs: made.Runs) -> str:
+    return "\n".join(f"- {name}: {_cells(runs, case).replace(' | ', ', ')} %" for name, case in made.REMEDIES.items())
 
 
 def _count_table(runs: made.Runs, counts: Iterable[int]) -> str:

@@ -198,14 +198,14 @@ def _cell(known: Outcomes, best: Experiment) -> str:
 
 def waiting_table(held: Outcomes, at_once: Outcomes) -> str:
     """Test accuracies with replies at once, and with those that are held."""
-    rows: list[list[object]] = []
+    lines = []
     for workers in GRADIENTS:
         cells = []
         for known, wait in ((at_once, 0.0), (held, WAIT)):
             made = [100 * known[each].accuracy for each in waiting_cases(wait) if each.workers == workers and each in known]
-            cells.append(f"{np.mean(made):.2f} ({min(made):.2f}–{max(made):.2f})" if made else "")
-        rows.append([workers, *cells])
-    return markdown.table(["Workers", "Replies at once", "Replies held"], rows)
+            cells.append(f"{np.mean(made):.2f} ({min(made):.2f}–{max(made):.2f})" if made else "–")
+        lines.append(f"- {workers} workers: {cells[0]} if replies go out at once, {cells[1]} if held.")
+    return "\n".join(lines)
 
 
 def _alike(trial: Experiment) -> Experiment:

@@ -86,7 +86,7 @@ REMEDIES = {
     "μ = 0.5": experiment(momentum=0.5),
     "π at most 1": experiment(pi_max=1),
     "4 local steps": experiment(local_steps=4),
-    "eight moments for all workers (`proxy=global`)": experiment(proxy="global"),
+    "`proxy=global`": experiment(proxy="global"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The results page: each claim beside what was measured, then every figure, in Markdown."""
+"""The results page: each claim with what was measured, then every figure, in Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.page import count, table
+from benchmarks.lib.page import count
 from benchmarks.paper.claims import OURS, PAPER, Claim
 from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.results import Result
@@ -42,13 +42,13 @@ def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) ->
     page = folder / "README.md"
     before = page.read_text() if page.exists() else ""
     sections = {name: old for name in FIGURES if not states[name].measured and (old := _figure_before(before, name))}
-    rows = [line for line in before.splitlines() if line.startswith(tuple(f"| {name} | " for name in sections))]
+    rows = [line for line in before.splitlines() if line.startswith(tuple(f"- **{name}: " for name in sections))]
     runs = any(state.measured for state in states.values())
     parts = [
         *(_head(scale, states, note, list(sections)) if runs else [before.partition("\n## ")[0].strip()]),
         *filter(None, [_section(before, _REMARKS)]),
-        _table("The paper's claims", "The paper", PAPER, states, rows),
-        _table("Beyond the paper", "Expected", OURS, states, rows),
+        _claims("The paper's claims", PAPER, states, rows),
+        _claims("Beyond the paper", OURS, states, rows),
         *(sections.get(name) or _figure(name, states[name], scale) for name in FIGURES),
     ]
     page.write_text("\n\n".join(parts) + "\n")
@@ -78,13 +78,13 @@ def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[st
     return [head, made, *kept, *([f"**{note}**"] if note else [])]
 
 
-def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[str, State], old: list[str]) -> str:
-    rows = [f"## {title}", "", table(["Figure", column, "Measured", "Agrees"], [])]
+def _claims(title: str, claims: tuple[Claim, ...], states: Mapping[str, State], old: list[str]) -> str:
+    rows = [f"## {title}", ""]
     for claim in claims:
         verdict = claim.judge(states[claim.figure].measured)
-        begin = f"| {claim.figure} | {claim.text} | "
-        earlier = next((line for line in old if line.startswith(begin)), f"{begin}not run | – |")
-        rows.append(f"{begin}{verdict.measured} | {verdict.agrees} |" if verdict else earlier)
+        begin = f"- **{claim.figure}: {claim.text}**: "
+        earlier = next((line for line in old if line.startswith(begin)), f"{begin}not run")
+        rows.append(f"{begin}{verdict.agrees}; {verdict.measured}" if verdict else earlier)
     return "\n".join(rows)
 
 

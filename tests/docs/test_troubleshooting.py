@@ -42,9 +42,9 @@ def messages() -> tuple[str, ...]:
 
 
 def quotes(page: str) -> list[str]:
-    """The messages that a page quotes: code in the first column of its tables, but for commands."""
-    cells = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
-    found = [quote for cell in cells for quote in re.findall(r"`([^`]+)`", cell)]
+    """The messages that a page quotes: code in the bold heads of its lists, but for commands."""
+    heads = re.findall(r"^- \*\*(.+?)\*\*: ", page, re.MULTILINE)
+    found = [quote for head in heads for quote in re.findall(r"`([^`]+)`", head)]
     return [quote for quote in found if len(quote.split()) >= FEWEST_WORDS and not quote.startswith(("gem-", "docker "))]
 
 
@@ -55,7 +55,7 @@ def unknown(quoted: list[str]) -> list[str]:
 
 def test_every_quoted_message_is_one_of_the_code() -> None:
     quoted = quotes(PAGE.read_text(encoding="utf-8"))
-    assert len(quoted) > 20, "the page's tables were not read"
+    assert len(quoted) > 20, "the page's lists were not read"
     assert unknown(quoted) == []
 
 
