@@ -85,7 +85,7 @@ class Transformer(Problem):
 
     has_accuracy = False
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int = 64) -> None:
         self._width = width
         task = Characters(None)
         super().__init__(cast(Batch, task.training_data().tensors), cast(Batch, task.test_data().tensors))
@@ -121,7 +121,7 @@ def _together(data: Any, drawn: Tensor) -> Batch:
 
 
 MODELS: Mapping[str, Callable[[Path | None], Problem]] = {
-    "transformer": lambda data: Transformer(64),
+    "transformer": lambda data: Transformer(),
     "large": lambda data: Transformer(208),
     "convnet": Convnet,
 }
