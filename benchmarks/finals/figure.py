@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.finals import plan
-from benchmarks.finals.page import Losses, standard_error
+from benchmarks.finals.page import MAIN, Losses, standard_error
 from benchmarks.finals.runs import Outcome, Run
 from benchmarks.lib.style import BAND, BLUE, GREY, MARKERS, ORANGE, PALE, dots, legend, log_scale, marks, panels, styled
 from benchmarks.versus.profiles import KINDS
 
-MODEL, WORKERS, ROUNDS = "transformer", 8, 200
+MODEL, WORKERS, ROUNDS = MAIN
 IN_STEP, BEFORE, ALL, EXPERT = (
     "this server", "this server without shares, waits and growth", "DDP, all workers",
     "DDP as an expert would build it for this cluster (named)",

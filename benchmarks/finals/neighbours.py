@@ -52,8 +52,9 @@ class Dana:
             if self.gap and done:
                 mean = length / F(1 - MEMORY**done) + F(1e-12)
                 given = given / (1 + np.abs(theta - points[worker]) / mean)
-            direction = adams.setdefault(worker, Adam(theta.size)).direction(given, theta)
-            step = -F(self.rate * cosine(done, commits)) * direction
+            if worker not in adams:
+                adams[worker] = Adam(theta.size)
+            step = -F(self.rate * cosine(done, commits)) * adams[worker].direction(given, theta)
             ahead += step - steps.get(worker, F(0))
             length = F(MEMORY) * length + F(1 - MEMORY) * np.abs(step)
             steps[worker], theta, done = step, theta + step, done + 1

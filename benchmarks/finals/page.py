@@ -145,7 +145,7 @@ def _best(losses: Losses, where: Cell, method: str, settings: str) -> str:
     return text(found) + losses.right(*where, method, f"rate={rate} {settings}".strip())
 
 
-def short(name: str) -> str:
+def _short(name: str) -> str:
     """What a design is called beside its loss."""
     return _SHORT.get(name, name.removeprefix(f"{plan.BACKUP}, "))
 
@@ -158,7 +158,7 @@ def _experts(losses: Losses, where: Cell, method: str, more: str = "", only: str
         settings = f"{design} {more}".strip()
         found = losses.best(where, method, settings)[1] if name != plan.ALL and name.startswith(only) else []
         if found:
-            tried.append((mean(found), f"{_best(losses, where, method, settings)} {short(name)}"))
+            tried.append((mean(found), f"{_best(losses, where, method, settings)} {_short(name)}"))
     return min(tried)[1] if tried else ""
 
 
