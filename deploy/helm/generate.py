@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 from gem_api.named_settings import NAMES
-from gem_api.process.option_types import Bytes, Named
+from gem_api.process.option_types import Bytes, Named, Times
 from gem_api.process.settings import Command, Setting, settings_of
 
 CHART = Path(__file__).parent / "gem"
@@ -22,7 +22,8 @@ COMPONENTS: tuple[Command, ...] = ("server", "worker", "evaluator")
 _EXACT = (1 << 53) - 1  # Helm reads numbers as doubles
 _WHOLE: dict[str, Any] = {"type": "integer"}
 # `helm --set` takes decimals as text. Their range is then checked by the command.
-_DECIMAL: dict[str, Any] = {"type": ["number", "string"], "pattern": r"^([0-9]+\.?|[0-9]*\.[0-9]+)([eE][-+]?[0-9]+)?$"}
+_NUMBER = r"([0-9]+\.?|[0-9]*\.[0-9]+)([eE][-+]?[0-9]+)?"
+_DECIMAL: dict[str, Any] = {"type": ["number", "string"], "pattern": f"^{_NUMBER}$"}
 
 
 def settings(component: Command) -> dict[str, Setting]:
@@ -51,6 +52,8 @@ def _type(kind: click.ParamType[Any]) -> dict[str, Any]:
         top = kind.max if kind.max is not None or not whole else _EXACT
         high = {} if top is None else {"exclusiveMaximum" if kind.max_open else "maximum": min(top, _EXACT)}
         return (_WHOLE if whole else _DECIMAL) | low | high
+    if isinstance(kind, Times):
+        return {"type": ["number", "string"], "minimum": 0, "pattern": f"^{_NUMBER}(,{_NUMBER})*$"}
     if isinstance(kind, Bytes):
         return {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9.]+[KMGTkmgt]?[Ii]?[Bb]?$"}
     return {"type": "string"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 import helm_python
 import pytest
 from engines.chart import CI, Object, environment, found, objects, pod_specs, referred, rendered, schema_of, values_of
+from gem_api.process.settings import ALL_SETTINGS
 from gem_api.process.settings_file import key as key_of
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
@@ -48,6 +50,7 @@ WRONG: list[tuple[Object, str]] = [
     ({"config": {"learningrate": 0.1}}, "learningrate"),
     ({"config": {"rule": "gme"}}, "/config/rule"),
     ({"config": {"local_momentum": "much"}}, "/config/local_momentum"),
+    ({"config": {"step_seconds": "0.1;0.4"}}, "/config/step_seconds"),
     ({"worker": {"parallelism": -1}}, "/worker/parallelism"),
     ({"worker": {"pod": {"tolerations": [{"keey": "x"}]}}}, "keey"),
     ({"server": {"container": {"command": ["sh"]}}}, "command"),
@@ -110,6 +113,13 @@ def test_decimals_can_be_given_on_helms_command_line(tmp_path: Path, monkeypatch
     assert (got["learning_rate"], got["local_momentum"]) == (0.0001, 0.25)
 
 
+def test_a_setting_whose_default_is_a_number_takes_a_number() -> None:
+    known = schema_of("config")["properties"]
+    numbers = {row.key for row in ALL_SETTINGS if row.key in known and re.fullmatch(r"[\d.]+", str(row.default))}
+    assert "step_seconds" in numbers
+    assert [key for key in numbers if known[key].get("type") == "string"] == []
+
+
 # -- settings reach the commands
 
 
@@ -154,14 +164,14 @@ GIVEN: Object = {
     "epochs": 0, "steps": 0, "until_stopped": True, "shard_size": 1_000_000, "learning_rate": 0.000_001,
     "overlap": True, "log_level": "debug", "rule": {"name": "my_rules:Mine", "on": True},
     "schedule": {"name": "step", "versions": 1 << 50}, "memory_limit": "3G",
-    "max_norm_ratio": 1e300, "evaluate_every": 0.5,
+    "max_norm_ratio": 1e300, "evaluate_every": 0.5, "step_seconds": 0.06,
 }  # fmt: skip
 READ: dict[str, Object] = {
     "gem-server": GIVEN | {
         "rule": {"rule": "my_rules:Mine", "rule_options": "on=true"}, "memory_limit": 3 << 30,
         "schedule": {"schedule": "step", "decay_versions": 1 << 50},
     },
-    "gem-worker": GIVEN, "gem-evaluator": GIVEN,
+    "gem-worker": GIVEN | {"step_seconds": "0.06"}, "gem-evaluator": GIVEN,
 }  # fmt: skip
 
 
