@@ -29,6 +29,7 @@ class Problem:
 
     batch_size = 16
     has_accuracy = True  # whether the share of right answers is what the problem is about
+    unit_seconds = 0.25  # of a race: two cores compute the gradients of eight workers in a unit, with time to spare
 
     def __init__(self, training: Batch, held_out: Batch) -> None:
         self._training, self._held_out, self._size = training, held_out, len(training[0])
@@ -81,12 +82,13 @@ class Transformer(Problem):
 
     Args:
         width: 64 for 114,528 parameters, 208 for 1,090,848.
+        unit_seconds: See `Problem`.
     """
 
     has_accuracy = False
 
-    def __init__(self, width: int = 64) -> None:
-        self._width = width
+    def __init__(self, width: int = 64, unit_seconds: float = 0.25) -> None:
+        self._width, self.unit_seconds = width, unit_seconds
         task = Characters(None)
         super().__init__(cast(Batch, task.training_data().tensors), cast(Batch, task.test_data().tensors))
 
@@ -122,6 +124,6 @@ def _together(data: Any, drawn: Tensor) -> Batch:
 
 MODELS: Mapping[str, Callable[[Path | None], Problem]] = {
     "transformer": lambda data: Transformer(),
-    "large": lambda data: Transformer(208),
+    "large": lambda data: Transformer(208, unit_seconds=1.0),
     "convnet": Convnet,
 }

@@ -31,11 +31,9 @@ from benchmarks.versus.ddp import Ddp
 from benchmarks.versus.family import DIVERGED, Family
 from benchmarks.versus.ours import Ours
 from benchmarks.versus.pace import Gate, snapshots
-from benchmarks.versus.profiles import KINDS, LINK_DELAY, LINK_RATE
+from benchmarks.versus.profiles import LINK_DELAY, LINK_RATE
 from benchmarks.versus.setup import Setup
 
-UNIT_SECONDS = 0.25
-LARGE_SECONDS = 1.0  # of model `large`: in one unit two cores compute the gradients of eight workers, with time to spare
 _MEMORY = Path("/dev/shm")  # nobody waits for a disk there
 _KEPT_OUTPUT = Path("runs/versus-failed")  # what the processes of a failed run have printed
 _READY_SECONDS = 240.0
@@ -132,8 +130,7 @@ def raced(profile: str, **settings: Any) -> dict[str, Any]:
     """Makes one run, in a process of its own. Returns the curve, whose points are of the kind `Point`, and whether the run
     `diverged`; `settings` are those of `Setup`. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="versus-", dir=_MEMORY if _MEMORY.is_dir() else None) as name:
-        unit = (LARGE_SECONDS if settings["model"] == "large" else UNIT_SECONDS) * KINDS[profile].unit
-        setup = Setup(profile=profile, unit=unit, folder=Path(name), **settings)
+        setup = Setup(profile=profile, folder=Path(name), **settings)
         ours, theirs = Pipe(duplex=False)
         process = get_context("spawn").Process(target=_run, args=(setup, theirs))
         process.start()

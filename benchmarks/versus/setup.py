@@ -23,7 +23,6 @@ class Setup:
         workers: How many.
         rate: The learning rate.
         seed: Of the first θ, the batches and the times.
-        unit: Seconds of one unit of simulated time.
         limit: Units after which the run ends.
         data: The folder of MNIST's files, if the model needs it.
         folder: The run's folder. It lies in memory, so that nobody waits for a disk.
@@ -39,7 +38,6 @@ class Setup:
     profile: str
     rate: float
     seed: int
-    unit: float
     limit: float
     data: Path | None
     folder: Path
@@ -51,6 +49,11 @@ class Setup:
     @property
     def kind(self) -> Profile:
         return KINDS[self.profile]
+
+    @property
+    def unit(self) -> float:
+        """Seconds of one unit of simulated time."""
+        return self.problem().unit_seconds * self.kind.unit
 
     def problem(self) -> Problem:
         """The model and its data, loaded once in a process and those forked from it."""

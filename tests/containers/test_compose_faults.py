@@ -107,4 +107,4 @@ def test_after_all_that_every_sample_of_every_epoch_was_trained_on(project: Proj
     status = project.evaluated(version)
     assert status["state"] == "RUN_STATE_COMPLETE"
     assert status["shards"]["samples_completed"] == EPOCHS * 1438
-    assert status["evaluation"]["accuracy"] >= 0.97
+    assert status["evaluation"]["accuracy"] >= 0.95

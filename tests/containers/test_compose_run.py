@@ -84,7 +84,7 @@ def test_no_tensor_went_through_a_socket(run: Run) -> None:
 
 
 def test_the_server_stays_and_has_saved_and_evaluated_the_result(run: Run) -> None:
-    assert run.project.evaluated(run.project.version())["evaluation"]["accuracy"] >= 0.97
+    assert run.project.evaluated(run.project.version())["evaluation"]["accuracy"] >= 0.95
     assert run.project.states("server") == [("running", 0)]
     wait_until(lambda: (s := run.project.status())["checkpoint_version"] == s["version"], run.project)
 

@@ -88,7 +88,7 @@ def test_eight_actors_one_killed_two_joined_one_node_stopped(cluster: RayCluster
         run.close()
     summary = read_json(run.folder / "summary.json")
     assert summary["outcome"] == "complete"
-    assert summary["test_accuracy"] >= 0.97
+    assert summary["test_accuracy"] >= 0.95
     assert_every_sample_accounted_for(run.folder, EPOCHS)
     assert summary["commits"] >= before + 300, "it did not go on without the node"
     by = {row["worker"] for row in commits(run.folder)}
