@@ -26,6 +26,7 @@ _LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.item
 _HOLLOW = Line2D(
     [], [], color="black", marker="o", markerfacecolor="white", linestyle="", label="filled: simulated; hollow: real processes"
 )
+_WIDTH = 5.6  # inches: the README shows this figure, also on phones
 _ROW, _REAL_BELOW = 0.2, 0.09  # of the distance between two clusters
 
 Shown = dict[str, list[float]]  # losses of each seed, by profile
@@ -37,14 +38,14 @@ def figure(results: Mapping[Run, Outcome]) -> Figure:
     losses = Losses(results)
     shown = {(name, real): each for real in (False, True) for name, each in _shown(losses, real).items()}
     profiles = [profile for profile in KINDS if any(profile in each for each in shown.values())]
-    title = f"Held-out loss at the end, {MODEL}, {WORKERS} workers, {ROUNDS} rounds: mean of seeds ± its standard error"
-    drawn, (axes,) = panels(1, 1, title, 0.7 * len(profiles) + 0.6)
+    title = f"Held-out loss at the end, {MODEL}, {WORKERS} workers, {ROUNDS} rounds:\nmean of seeds ± its standard error"
+    drawn, (axes,) = panels(1, 1, title, 0.7 * len(profiles) + 0.6, _WIDTH)
     _scale(axes, profiles, [loss for each in shown.values() for seeds in each.values() for loss in seeds])
     for (name, real), each in shown.items():
         _row(axes, profiles, each, name, real)
     for place, profile in enumerate(profiles):
         _name_designs(axes, place + _offset(EXPERT, False), losses, profile)
-    legend(drawn, *[_HOLLOW] * any(each for (_, real), each in shown.items() if real), columns=2)
+    legend(drawn, *[_HOLLOW] * any(each for (_, real), each in shown.items() if real), columns=1)
     return drawn
 
 
@@ -114,7 +115,7 @@ def _scale(axes: Axes, profiles: list[str], losses: list[float]) -> None:
     margin = 0.03 * max(finite)
     axes.set(xlim=(min(finite) - margin, max(finite) + margin), ylim=(len(profiles) - 0.5, -0.5))
     axes.set_yticks(range(len(profiles)), profiles)
-    axes.set_xlabel("held-out loss at the end: lower (further left) is better; the axis does not begin at 0")
+    axes.set_xlabel("held-out loss at the end: lower (further left) is better;\nthe axis does not begin at 0")
     axes.grid(axis="y", visible=False)
     for place in range(0, len(profiles), 2):
         axes.axhspan(place - 0.5, place + 0.5, color=GREY, alpha=0.07, linewidth=0)
@@ -138,6 +139,6 @@ def _name_designs(axes: Axes, height: float, losses: Losses, profile: str) -> No
     ends = [mean(seeds) + standard_error(seeds) for _, seeds in found.values() if seeds]
     ends = [end for end in ends if math.isfinite(end)]
     (design, _), (other, _) = found[False], found[True]
-    text = f"{design}; real: {other}" if other not in ("", design) else design
+    text = f"{design}; real: {other.removeprefix(f'{plan.BACKUP}, ')}" if other not in ("", design) else design
     if text and ends:
         axes.annotate(text, (max(ends), height), (6, 0), textcoords="offset points", va="center_baseline", fontsize=8)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 Array: TypeAlias = np.ndarray[Any, Any]
-WIDTH = 9.0  # inches, of every figure
+WIDTH = 9.0  # inches
 # Colours that people with any colour vision can tell apart, each with a contrast of at least 3:1 on white.
 BLUE, RED, ORANGE, TEAL, VIOLET, GREY = COLOURS = ("#1f4e79", "#c0392b", "#d87d00", "#1a9a9a", "#b45bc9", "#444444")
 PALE = "#6c93ba"  # for what lies behind a blue line
@@ -32,9 +32,11 @@ _DPI = 130
 styled = rc_context(_STYLE)  # decorates what draws a figure
 
 
-def panels(rows: int, columns: int, title: str, height: float = 3.0, **shared: Any) -> tuple[Figure, list[Axes]]:
+def panels(
+    rows: int, columns: int, title: str, height: float = 3.0, width: float = WIDTH, **shared: Any
+) -> tuple[Figure, list[Axes]]:
     """A figure with that many panels of this height, row by row; `shared` is as in `Figure.subplots`."""
-    figure = Figure(figsize=(WIDTH, height * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(width, height * rows + 0.6), layout="constrained")
     figure.suptitle(title)
     return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
 
