@@ -98,7 +98,9 @@ def order_cases() -> list[Experiment]:
 
 def number_cases() -> list[Experiment]:
     """The runs about the number of workers."""
-    return [experiment(workers=n, spread=spread, seed=seed) for n in COUNTS for seed in SEEDS for spread in (LOCKSTEP, AT_RANDOM)]
+    return [
+        experiment(workers=n, spread=spread, seed=seed) for n in COUNTS for seed in SEEDS for spread in (LOCKSTEP, AT_RANDOM)
+    ]
 
 
 def measure(case: Experiment, task: Task) -> Run:

@@ -75,7 +75,9 @@ def test_after_a_restart_without_a_checkpoint_the_sessions_theta_counts(transpor
 
 
 @pytest.mark.parametrize("transport", ["grpc"], indirect=True)
-def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(transport: Transport, tmp_path: Path) -> None:
+def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(
+    transport: Transport, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", **transport.settings)) as live:
         session = connect(live.address, retry=Patience().retry())
         session.join(model())
@@ -91,6 +93,7 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(trans
             assert (answer.lost, answer.version, session.generation) == (True, 1, 2)
             np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
             assert ended(back) == {"rolled_back": 1}
+            assert "the server has come back at version 1, and was at 2 or later" in caplog.text
             assert session.commit(GRADIENT).version == 2
             assert transports(back) == {session.name: transport.name}
 

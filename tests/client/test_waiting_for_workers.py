@@ -27,9 +27,9 @@ def test_the_servers_log_says_who_was_refused_and_how_many_are_waited_for() -> N
     torch.manual_seed(0)
     with serving(config(min_workers=2)) as live, captured(logging.INFO) as said, ExitStack() as opened:
         first, second = (opened.enter_context(connect(live.address, name=name)) for name in ("ann", "bob"))
-        Optimizer(model().named_parameters(), first)
+        Optimizer(torch.optim.AdamW(model().named_parameters()), first)
         with pytest.raises(LayoutMismatch, match="random ones need the same seed"):
-            Optimizer(model().named_parameters(), second)
+            Optimizer(torch.optim.AdamW(model().named_parameters()), second)
     refused = [line for line in said if line["event"] == "registration refused"]
     assert [(line["worker"], line["error"], line["workers"], line["waiting_for"]) for line in refused] == [
         ("bob", "LayoutMismatch", 1, 2)

@@ -136,6 +136,8 @@ def test_a_task_of_the_users_own_is_made_with_the_folder_given(module: types.Mod
         ("own_task:NoData", ["own_task:NoData"]),
         ("own_task:number", ["own_task:number"]),
         (":Task", ["module:Class"]),
+        ("my/task.py:Sine", ["not by its file", "--task my.task:Sine"]),
+        ("my_task.py", ["--task my_task:Class"]),
         ("own_task:", ["own_task"]),
         ("..own_task:Line", ["own_task"]),
     ],

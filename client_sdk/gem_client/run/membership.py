@@ -199,15 +199,22 @@ class Membership:
     def enter(self) -> None:
         """Registers everywhere, initializes θ if a server asks for it, and pulls. Starts over if the lease ends in between."""
         self._outcome_unknown = True
+        known, run = self.version, self._registration and self._registration.run_id
         while True:
             try:
                 self._register()
                 for link in self.links:  # in the same order in every session, so that no two wait for each other
                     self._start(link)
                 self._outcome_unknown = False
-                return
+                break
             except LeaseEnded as ended:
                 self._require_not_replaced_by(ended)
+        if run == self.registration.run_id and self.version < known:
+            log.warning(
+                "%s: the server has come back at version %d, and was at %d or later: it has lost the commits in between, of all "
+                "workers, and deals their samples again",
+                self.name, self.version, known,
+            )  # fmt: skip
 
     def enter_again(self, ended: LeaseEnded) -> None:
         """Takes a new lease after the old one has ended, unless another worker has registered under this name."""

@@ -169,7 +169,9 @@ class Optimizer(torch.optim.Optimizer):
                 pull_only_reads=True,
                 frozen=fingerprint(best.frozen),
             )
-        except (InvalidRequest, LayoutMismatch):
+        except (InvalidRequest, LayoutMismatch) as error:
+            if isinstance(error, LayoutMismatch):  # other names and shapes stay so, the server's log would blame the way
+                others = [other for other in others if other.groups != best.groups]
             for other in others:
                 with suppress(InvalidRequest):
                     return self._join([other], first)

@@ -44,15 +44,20 @@ def table(each: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def instead(batches: float, step_seconds: str, workers: int) -> dict[str, float]:
     """The least seconds that as many whole batches take others whose gradients have the simulated times: the fastest worker
-    alone, and all workers in step, each with as many batches, who wait for the slowest in each step. What exchanges take is
-    left out. Empty if no times are simulated, or all are alike."""
+    alone, and workers in step, each with as many batches, who wait for the slowest of them in each step: all, and those
+    `fast_workers` with whom that is soonest over. What exchanges take is left out. Empty if no times are simulated, or all are
+    alike."""
     given = times(step_seconds)
-    each = [given[number % len(given)] for number in range(workers)]
-    if min(each) == max(each):
+    each = sorted(given[number % len(given)] for number in range(workers))
+    if each[0] == each[-1]:
         return {}
+    in_step = [round(batches / (place + 1) * seconds, 1) for place, seconds in enumerate(each)]
+    fast = in_step.index(min(in_step))
     return {
-        "fastest_alone_seconds": round(batches * min(each), 1),
-        "all_in_step_seconds": round(batches / workers * max(each), 1),
+        "fastest_alone_seconds": in_step[0],
+        "fast_workers": fast + 1,
+        "fast_in_step_seconds": in_step[fast],
+        "all_in_step_seconds": in_step[-1],
     }
 
 

@@ -304,11 +304,13 @@ def _test_score(summary: dict[str, Any]) -> str:
 def _instead(seconds: dict[str, float]) -> list[str]:
     if not seconds:
         return []
-    return [
-        "  as many samples, computed from the simulated step times, without exchanges:",
-        f"    the fastest worker alone              {seconds['fastest_alone_seconds']:.0f} s",
-        f"    all in step, waiting for the slowest  {seconds['all_in_step_seconds']:.0f} s",
-    ]
+    rows = {
+        "the fastest worker alone": "fastest_alone_seconds",
+        f"the {seconds['fast_workers']:.0f} fastest in step": "fast_in_step_seconds",
+        "all in step, waiting for the slowest": "all_in_step_seconds",
+    }
+    head = "  as many samples, computed from the simulated step times, without exchanges:"
+    return [head, *(f"    {who:<36}  {seconds[key]:.0f} s" for who, key in rows.items())]
 
 
 def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str]) -> str:

@@ -61,6 +61,9 @@ def require_name(name: str) -> tuple[str, str]:
         TaskError: There is no such task, or no such module.
     """
     module, _, class_ = BUILT_IN.get(name, name).partition(":")
+    if module.endswith(".py"):
+        right = f"{module.removesuffix('.py').replace('/', '.')}:{class_ or 'Class'}"
+        raise TaskError(f"a task is named by its module, not by its file: --task {right}")
     if not class_.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         meant = nearest(name, BUILT_IN)
         raise TaskError(f"unknown task {name!r}{meant}: choose one of {', '.join(BUILT_IN)}, or give your own as module:Class")
