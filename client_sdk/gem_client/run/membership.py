@@ -211,8 +211,8 @@ class Membership:
                 self._require_not_replaced_by(ended)
         if run == self.registration.run_id and self.version < known:
             log.warning(
-                "%s: the server has come back at version %d, and was at %d or later: it has lost the commits in between, of all "
-                "workers, and deals their samples again",
+                "%s: the server has come back at version %d, and was at %d or later: all workers' commits in between "
+                "are lost, and their samples come again",
                 self.name, self.version, known,
             )  # fmt: skip
 
