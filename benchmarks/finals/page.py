@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
+from scipy.stats import t as student
 
 from benchmarks.finals import plan
 from benchmarks.finals.runs import Outcome, Run
@@ -100,10 +101,21 @@ def _main(losses: Losses) -> str:
     return table(["Cluster", "in step", "in step, fast alone", *_DESIGNS, "difference"], rows)
 
 
+def interval(found: Sequence[float]) -> float:
+    """Half of the 95 % interval of the mean of two or more, by Student's t."""
+    return float(student.ppf(0.975, len(found) - 1)) * standard_error(found)
+
+
+def verdict(found: Sequence[float]) -> str:
+    """Of `differences`: lower or higher, if 0 is outside of the interval; else level."""
+    middle = mean(found)
+    return "level" if abs(middle) <= interval(found) else "lower" if middle < 0 else "higher"
+
+
 def difference(losses: Losses, where: Cell, more: str = "") -> str:
-    """The mean of `differences`, and its standard error; empty if there are less than two."""
+    """The mean of `differences`, and its 95 % interval; empty if there are less than two."""
     found = differences(losses, where, more)
-    return f"{mean(found):+.3f} ± {standard_error(found):.3f}" if len(found) > 1 else ""
+    return f"{mean(found):+.3f} ± {interval(found):.3f}" if len(found) > 1 else ""
 
 
 def differences(losses: Losses, where: Cell, more: str = "") -> list[float]:

@@ -102,7 +102,7 @@ def test_the_readmes_worker_is_short_and_trains(monkeypatch: pytest.MonkeyPatch)
         for worker in [in_background(partial(run, README, {"print": lines.append}, live.address)) for lines in output]:
             worker.result(DEADLINE)
         for *losses, last in output:
-            assert all(re.fullmatch(r"version \d+: loss \d\.\d{4}", line) for line in losses)
+            assert all(re.fullmatch(r"epoch \d+, version \d+: loss \d\.\d{4}", line) for line in losses)
             assert re.fullmatch(r"done at version \d+: validation loss 0\.\d{4}", last)
         assert live.on_loop(lambda: live.core.ledger.samples_completed) == 10 * 2048
         assert complete(live)

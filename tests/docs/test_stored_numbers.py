@@ -59,9 +59,10 @@ def with_rare_digits() -> str:
     found = {name: unequal_runs.reported(known, name, 10) for name in unequal_runs.METHODS}
     rare = {name: [100 * each.rare for each in one[1]] for name, one in found.items() if one}
     share = {name: f"{np.mean(each):.0f} % ({min(each):.0f}–{max(each):.0f})" for name, each in rare.items()}
-    usual = f"{share['gem']} are [right](docs/results/unequal-data/README.md) under `gem` at its usual rate"
-    tuned = f"{share['adamw']} around AdamW, {share['dana']} under DANA, {share['synchronous']} synchronously"
-    return f"{usual}; with tuned rates {tuned}"
+    return (
+        f"[{share['gem']}](docs/results/unequal-data/README.md) of these digits right with `gem` and SGD, {share['adamw']} around "
+        f"AdamW, {share['dana']} with DANA, {share['synchronous']} in rounds"
+    )
 
 
 CLAIMS: dict[str, Callable[[], str]] = {
