@@ -112,30 +112,31 @@ def verdict(found: Sequence[float]) -> str:
     return "level" if abs(middle) <= interval(found) else "lower" if middle < 0 else "higher"
 
 
-def difference(losses: Losses, where: Cell, more: str = "") -> str:
+def difference(losses: Losses, where: Cell, more: str = "", kind: str = "") -> str:
     """The mean of `differences`, and its 95 % interval; empty if there are less than two."""
-    found = differences(losses, where, more)
+    found = differences(losses, where, more, kind)
     return f"{mean(found):+.3f} ± {interval(found):.3f}" if len(found) > 1 else ""
 
 
-def differences(losses: Losses, where: Cell, more: str = "") -> list[float]:
-    """In step less the best rival, under each of the seeds that both have."""
+def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> list[float]:
+    """In step less the best rival, under each of the seeds that both have; `kind` is "real " for real processes."""
+    rounds, mine = f"{kind}rounds", f"{kind}ours"
     designs = [f"{each} {more}".strip() for each in plan.designs(str(where[1]), int(str(where[2]))).values()]
-    tried = [(mean(found), rate, each) for each in designs for rate, found in [losses.best(where, "rounds", each)] if found]
+    tried = [(mean(found), rate, each) for each in designs for rate, found in [losses.best(where, rounds, each)] if found]
     if not tried:
         return []
     _, rate, settings = min(tried)
-    theirs = losses.seeds(*where, "rounds", f"rate={rate} {settings}".strip())
-    ours = losses.seeds(*where, "ours", _settings(losses, where, plan.BOTH, more))
+    theirs = losses.seeds(*where, rounds, f"rate={rate} {settings}".strip())
+    ours = losses.seeds(*where, mine, _settings(losses, where, plan.BOTH, more, mine))
     both = [(one.loss, theirs[seed].loss) for seed, one in ours.items() if seed in theirs]
     return [one - other for one, other in both if one is not None and other is not None]
 
 
-def _settings(losses: Losses, where: Cell, settings: str, more: str) -> str:
+def _settings(losses: Losses, where: Cell, settings: str, more: str, method: str = "ours") -> str:
     """Of this server: at one rate for all clusters, or at the best of several, as the rivals, if one has not been chosen."""
     if where[0] in plan.OTHER_RATES or more:
         whole = f"{settings} {more}".strip()
-        return f"rate={losses.best(where, 'ours', whole)[0]} {whole}".strip()
+        return f"rate={losses.best(where, method, whole)[0]} {whole}".strip()
     return plan.ours(settings)
 
 
@@ -198,9 +199,10 @@ def _real(losses: Losses, places: Iterable[tuple[str, int, int]]) -> str:
                 cells = [_best(losses, where, *each) for each in (("real ours", plan.BOTH), ("real rounds", ""))]
                 cells.append(_experts(losses, where, "real rounds"))
                 ours = losses.seeds(*where, "real ours", f"rate={mine} {plan.BOTH}")
-                rows.append([name, profile, *cells, _sooner(ours, losses.seeds(*where, "real rounds", f"rate={rate}"))])
+                sooner = _sooner(ours, losses.seeds(*where, "real rounds", f"rate={rate}"))
+                rows.append([name, profile, *cells, difference(losses, where, kind="real "), sooner])
                 name = ""
-    heads = ["Model, workers", "Cluster", "in step", "DDP, all", "an expert's best", "DDP's loss at, %"]
+    heads = ["Model, workers", "Cluster", "in step", "DDP, all", "an expert's best", "difference", "DDP's loss at, %"]
     return table(heads, rows)
 
 

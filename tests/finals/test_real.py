@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.finals import plan, real
-from benchmarks.finals.page import write_page
+from benchmarks.finals.page import Losses, differences, interval, verdict, write_page
 from benchmarks.finals.runs import Outcome, Run, stored
 
 
@@ -49,7 +49,24 @@ def test_the_page_shows_real_runs_beside_simulated_ones(tmp_path: Path) -> None:
     store.add(replace(ddp, settings="rate=0.015 team=fast"), Outcome(2.2, None, 300, 700, 150, ((300.0, 2.2),)))
     written = write_page(stored(tmp_path / "finals.json"), tmp_path).read_text()
     assert "| mixed | 2.000 | |" in written, "simulated"
-    assert "| transformer, 8 | mixed | 2.100 | 2.300 | 2.200 fast | 50 |" in written
+    assert "| transformer, 8 | mixed | 2.100 | 2.300 | 2.200 fast | | 50 |" in written
+
+
+def test_a_difference_counts_if_its_interval_is_on_one_side_of_0(tmp_path: Path) -> None:
+    """Of three seeds: Student's t with two degrees of freedom is 4.303."""
+    assert interval([0.0, 0.1, 0.2]) == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert [verdict(found) for found in ([-0.2, -0.1, -0.15], [0.2, 0.1, 0.15], [-0.3, -0.1, 0.0])] == [
+        "lower",
+        "higher",
+        "level",
+    ]
+    store = stored(tmp_path / "finals.json")
+    for seed in (0, 1):
+        ours = Run("transformer", "mixed", 8, seed, 200, "real ours", plan.ours(plan.BOTH))
+        store.add(ours, Outcome(2.1 + 0.01 * seed, None, 300, 1600, 1600))
+        for team, loss in (("", 2.5), (" team=proportion", 2.2)):
+            store.add(replace(ours, method="real rounds", settings=f"rate=0.015{team}"), Outcome(loss, None, 300, 700, 88))
+    assert differences(Losses(store), ("transformer", "mixed", 8, 200), kind="real ") == pytest.approx([-0.1, -0.09])
 
 
 @pytest.mark.long
