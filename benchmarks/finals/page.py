@@ -113,9 +113,9 @@ def verdict(found: Sequence[float]) -> str:
 
 
 def difference(losses: Losses, where: Cell, more: str = "", kind: str = "") -> str:
-    """The mean of `differences`, and its 95 % interval; empty if there are less than two."""
+    """The mean of `differences`, and its 95 % interval; empty if there are less than three."""
     found = differences(losses, where, more, kind)
-    return f"{mean(found):+.3f} ± {interval(found):.3f}" if len(found) > 1 else ""
+    return f"{mean(found):+.3f} ± {interval(found):.3f}" if len(found) > 2 else ""
 
 
 def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> list[float]:

@@ -211,11 +211,9 @@ def ours(settings: str) -> str:
 
 
 def named(settings: str) -> str:
-    """What is different with these settings; empty if that is in no table, as most rates."""
-    for rate, more in ((RATE, ""), (RATE_TODAY, f", η {RATE_TODAY}")):
-        if settings.startswith(f"rate={rate} ") and (name := NAMES.get(settings.removeprefix(f"rate={rate} "))):
-            return name + more
-    return ""
+    """What is different with these settings; empty if that is in no table, as other rates."""
+    rate, _, others = settings.partition(" ")
+    return NAMES.get(others, "") if rate == f"rate={RATE}" else ""
 
 
 def runs(questions: Iterable[str]) -> list[Run]:
