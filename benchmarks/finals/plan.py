@@ -46,6 +46,12 @@ NUMBERS, LENGTHS = (
     (50, 200, 800, 3200),
 )  # of workers, and of rounds: what is gained in as long, lost with as much data
 OTHERS = tuple(name for name in KINDS if name not in HARD)
+BEST_RIVALS = {  # of the first three seeds; further seeds are made of them alone
+    "noisy": "rate=0.015 team=backup first=4", "straggler": "rate=0.015 team=fast", "mixed": "rate=0.02 team=proportion",
+    "exponential": "rate=0.015 team=backup first=1", "spot": "rate=0.015", "far": "rate=0.015 team=fast",
+    "quarter": "rate=0.015 team=fast", "first": "rate=0.015 team=proportion", "pausing": "rate=0.015 team=backup first=6",
+}  # fmt: skip
+MORE_SEEDS = (3, 4, 5)
 THREE = ("equal", "mixed", "exponential")
 EQUAL_AND_MIXED = ("equal", "mixed")
 TWO = (0, 1)
@@ -108,6 +114,13 @@ def _today(profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SE
 QUESTIONS: Mapping[str, list[Run]] = {
     "in step": [*_ours([BOTH], HARD, seeds=SIX), *_ours([BOTH], OTHERS), *_today(HARD, seeds=SIX), *_today(OTHERS)],
     "rivals": [*_rivals(HARD, 200), *_rivals(OTHERS, 200, rates=(0.015, 0.02))],
+    "seeds": [
+        *_ours([BOTH], OTHERS, seeds=MORE_SEEDS),
+        *(
+            Run("transformer", profile, 8, seed, 200, "rounds", settings)
+            for seed, (profile, settings) in product(MORE_SEEDS, BEST_RIVALS.items())
+        ),
+    ],
     "held out": [
         run
         for model in UNTUNED
