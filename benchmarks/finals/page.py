@@ -80,7 +80,7 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
     others = [each for each in places if each != MAIN and each[1:] not in {*plan.WITHOUT.values(), *plan.number_alone()}]
     rows = [row for place in others for row in _short_rows(losses, *place)] + _short_rows(losses, *MAIN, plan.CONSTANT)
-    heads = ["Cluster", "in step", "DDP, all", "an expert's best", "difference"]
+    heads = ["Cluster", "this server", "DDP, all", "an expert's best", "difference"]
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
         missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), main=_main(losses),
@@ -98,7 +98,7 @@ def _main(losses: Losses) -> str:
         cells += [_best(losses, where, "rounds", designs[name]) if name in designs else "" for name in _DESIGNS[:-1]]
         cells.append(_experts(losses, where, "rounds", only=plan.BACKUP))
         rows.append([profile, *cells, difference(losses, where)])
-    return table(["Cluster", "in step", "in step, fast alone", *_DESIGNS, "difference"], rows)
+    return table(["Cluster", "this server", "this server, fast alone", *_DESIGNS, "difference"], rows)
 
 
 def interval(found: Sequence[float]) -> float:
@@ -183,7 +183,7 @@ def _apart(losses: Losses) -> str:
         cells = [_best(losses, where, method, settings) for method, settings in plan.APART.values()]
         if any(cells):
             rows.append([profile, _of_this_server(losses, where, plan.BOTH), *cells])
-    return table(["Cluster", "in step", *plan.APART], rows)
+    return table(["Cluster", "this server", *plan.APART], rows)
 
 
 def _real(losses: Losses, places: Iterable[tuple[str, int, int]]) -> str:
@@ -202,7 +202,7 @@ def _real(losses: Losses, places: Iterable[tuple[str, int, int]]) -> str:
                 sooner = _sooner(ours, losses.seeds(*where, "real rounds", f"rate={rate}"))
                 rows.append([name, profile, *cells, difference(losses, where, kind="real "), sooner])
                 name = ""
-    heads = ["Model, workers", "Cluster", "in step", "DDP, all", "an expert's best", "difference", "DDP's loss at, %"]
+    heads = ["Model, workers", "Cluster", "this server", "DDP, all", "an expert's best", "difference", "DDP's loss at, %"]
     return table(heads, rows)
 
 
@@ -255,10 +255,19 @@ def _as_long(alone: Mapping[int, float], loss: float) -> float:
 
 def _parts(losses: Losses, results: Iterable[Run]) -> str:
     tried = dict.fromkeys(run.settings for run in results if run.method == "ours")
-    heads = ["What is different", *plan.HARD]
-    rows = [
-        [name, *(text(losses.of(MAIN[0], profile, *MAIN[1:], "ours", settings), error=True) for profile in plan.HARD)]
-        for name, settings in ((plan.named(each), each) for each in tried)
-        if name
-    ]
-    return table(heads, [row for row in rows if any(row[1:])])
+    rows = [[name, *(_cost(losses, profile, each) for profile in plan.HARD)] for each in tried if (name := plan.named(each))]
+    return table(["What is different", *plan.HARD], [row for row in rows if any(row[1:])])
+
+
+def _cost(losses: Losses, profile: str, settings: str) -> str:
+    """The mean of `costs`, and their lowest and highest; empty if there are none."""
+    found = costs(losses, profile, settings)
+    return f"{mean(found):+.3f} ({min(found):+.3f}, {max(found):+.3f})" if found else ""
+
+
+def costs(losses: Losses, profile: str, settings: str) -> list[float]:
+    """By how much this server's loss is higher with other settings, under each seed."""
+    where = (MAIN[0], profile, *MAIN[1:], "ours")
+    usual, other = losses.seeds(*where, plan.ours(plan.BOTH)), losses.seeds(*where, settings)
+    both = [(each.loss, usual[seed].loss) for seed, each in other.items() if seed in usual]
+    return [one - whole for one, whole in both if one is not None and whole is not None]

@@ -201,7 +201,7 @@ NAMES = {
     GROWTH: "κ grows, alone", f"{SHARES} {GROWTH}": "without waits", f"{WAIT} {GROWTH}": "without shares",
     f"{SHARES} {WAIT}": "κ is whole from the start", f"{BOTH} common=True": "one s for all who wait",
     BOTH.replace("until=200", "until=100"): "waits in the first 100 rounds", f"{BOTH} bound=False": "without π",
-    f"{BOTH} reach=0.0 reach_held=0.0": "without look-ahead", BOTH: "in step",
+    f"{BOTH} reach=0.0 reach_held=0.0": "without look-ahead",
 }  # fmt: skip
 
 

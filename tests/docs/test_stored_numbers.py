@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from benchmarks import tuning
 from benchmarks.finals import __main__ as finals
 from benchmarks.finals import plan
-from benchmarks.finals.page import Losses, difference, differences, verdict
+from benchmarks.finals.page import Losses, costs, difference, differences, verdict
 from benchmarks.finals.runs import stored
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.paper import page as paper
@@ -40,7 +40,7 @@ def beside_an_expert() -> str:
     verdicts = Counter(map(verdict, found.values()))
     assert [profile for profile, each in found.items() if verdict(each) == "higher"] == ["exponential", "pausing"]
     assert (verdicts["lower"], verdicts["level"], {len(each) for each in found.values()}) == (6, 2, {6})
-    assert verdict(differences(Losses(FINALS), ("transformer", "equal", 8, 1000))) == "level", "after 1,000 rounds"
+    assert 0 < mean(differences(Losses(FINALS), ("transformer", "equal", 8, 1000))) < 0.02, "DDP's mean after 1,000 rounds"
     return (
         f"ends lower than an expert's best in six of the ten kinds of clusters, by {-apart['equal']:.3f} with equal workers; "
         f"level in two; higher in two: by {apart['pausing']:.3f} where some workers pause, by {apart['exponential']:.3f} where "
@@ -101,12 +101,12 @@ def test_the_tables_of_the_method_are_of_stored_runs() -> None:
         tried = [losses.best(where, "rounds", team)[1] for team in plan.designs(profile, 8).values()]
         begin = re.escape(f"| {profile} | {mean(ours):.3f} | {min(map(mean, tried)):.3f}, ")
         assert re.search(rf"^{begin}[\w ]+\| {re.escape(difference(losses, where))} \|$", text, re.M), profile
-    parts = {name: settings for settings, name in plan.NAMES.items()} | {"all parts": plan.BOTH}
+    parts = {name: settings for settings, name in plan.NAMES.items()}
     parts["κ whole from the start"] = parts["κ is whole from the start"]
-    for name in ("all parts", "κ whole from the start", "without π", "without look-ahead", "without waits", "without shares"):
+    for name in ("κ whole from the start", "without π", "without look-ahead", "without waits", "without shares"):
         kinds = ("equal", "mixed", "exponential", "straggler")
-        cells = [losses.of("transformer", each, 8, 200, "ours", plan.ours(parts[name])) for each in kinds]
-        assert f"| {name} | {' | '.join(f'{mean(each):.3f}' for each in cells)} |" in text
+        cells = [costs(losses, each, plan.ours(parts[name])) for each in kinds]
+        assert f"| {name} | {' | '.join(f'{mean(each):+.3f}' for each in cells)} |" in text
 
 
 @pytest.mark.parametrize("study", [finals, many_workers, unequal_data, tuning], ids=lambda study: study.RESULTS.name)
