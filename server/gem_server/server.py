@@ -36,6 +36,7 @@ from gem_server.wiring import Wiring
 
 LAG_SECONDS = 0.25  # between two looks at the event loop's lag
 REGIONS_SECONDS = 1.0  # between two looks at the shared memory of workers that have left
+_SLOW_SECONDS = 2.0  # what numba has in its cache takes less
 
 
 async def serve(config: ServerConfig, logger: Logger) -> bool:
@@ -187,12 +188,16 @@ class Server:
         compiled: Future[None] = Future()
 
         def compile_pass() -> None:
-            warm_up(rule, self._logger)
+            warm_up(rule)
             compiled.set_result(None)
 
         new_thread("warm-up", compile_pass, compiled.set_exception).start()
         stopping: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([asyncio.wrap_future(compiled), stopping], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [asyncio.wrap_future(compiled), stopping]
+        done, _ = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=_SLOW_SECONDS)
+        if not done:
+            self._logger.info("compiling the update pass: once for each installation, in a minute or so")
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not compiled.done():
             return False

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from threading import Timer
-
 import numpy as np
 from gem_api.layout import Layout
 from gem_api.process import logs
-from gem_api.process.logs import Logger
 from gem_api.rules import RULES
 from gem_api.wire import BFLOAT16
 
@@ -16,22 +13,9 @@ from gem_server.rules import RuleInput, Shared, UpdateRule, make_rule
 from gem_server.rules.average import follow
 from gem_server.rules.fused import all_within
 
-_SLOW_SECONDS = 2.0  # what numba's cache has is loaded sooner
 
-
-def warm_up(rule: UpdateRule, logger: Logger) -> None:
-    """Compiles the rule's pass and the wire formats, or loads them from numba's cache, so that no worker waits for that. Says
-    so if it takes long."""
-    slow = Timer(_SLOW_SECONDS, logger.info, ["compiling the update pass: once for each installation, in a minute or so"])
-    slow.daemon = True
-    slow.start()
-    try:
-        _compile(rule)
-    finally:
-        slow.cancel()
-
-
-def _compile(rule: UpdateRule) -> None:
+def warm_up(rule: UpdateRule) -> None:
+    """Compiles the rule's pass and the wire formats, or loads them from numba's cache, so that no worker waits for that."""
     layout = Layout.of({"warm-up": (1,)})
     theta, gradient = np.zeros(1, np.float32), np.zeros(1, np.float32)
     buffers = {name: np.zeros(1, np.float32) for name in rule.buffers}
@@ -46,5 +30,5 @@ def _compile(rule: UpdateRule) -> None:
 if __name__ == "__main__":
     logger = logs.configure("text")
     for rule in RULES:
-        warm_up(make_rule(rule), logger)
+        warm_up(make_rule(rule))
         logger.info("compiled", rule=rule)
