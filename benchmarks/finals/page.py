@@ -119,7 +119,7 @@ def difference(losses: Losses, where: Cell, more: str = "", kind: str = "") -> s
 
 
 def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> list[float]:
-    """In step less the best rival, under each of the seeds that both have; `kind` is "real " for real processes."""
+    """This server less the best rival, under each of the seeds that both have; `kind` is "real " for real processes."""
     rounds, mine = f"{kind}rounds", f"{kind}ours"
     designs = [f"{each} {more}".strip() for each in plan.designs(str(where[1]), int(str(where[2]))).values()]
     tried = [(mean(found), rate, each) for each in designs for rate, found in [losses.best(where, rounds, each)] if found]
@@ -128,7 +128,12 @@ def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> 
     _, rate, settings = min(tried)
     theirs = losses.seeds(*where, rounds, f"rate={rate} {settings}".strip())
     ours = losses.seeds(*where, mine, _settings(losses, where, plan.BOTH, more, mine))
-    both = [(one.loss, theirs[seed].loss) for seed, one in ours.items() if seed in theirs]
+    return _paired(ours, theirs)
+
+
+def _paired(made: Mapping[int, Outcome], others: Mapping[int, Outcome]) -> list[float]:
+    """The loss of the one less that of the other, under each of the seeds that both have; without those that diverged."""
+    both = [(one.loss, others[seed].loss) for seed, one in made.items() if seed in others]
     return [one - other for one, other in both if one is not None and other is not None]
 
 
@@ -268,6 +273,4 @@ def _cost(losses: Losses, profile: str, settings: str) -> str:
 def costs(losses: Losses, profile: str, settings: str) -> list[float]:
     """By how much this server's loss is higher with other settings, under each seed."""
     where = (MAIN[0], profile, *MAIN[1:], "ours")
-    usual, other = losses.seeds(*where, plan.ours(plan.BOTH)), losses.seeds(*where, settings)
-    both = [(each.loss, usual[seed].loss) for seed, each in other.items() if seed in usual]
-    return [one - whole for one, whole in both if one is not None and whole is not None]
+    return _paired(losses.seeds(*where, settings), losses.seeds(*where, plan.ours(plan.BOTH)))

@@ -304,13 +304,12 @@ def _test_score(summary: dict[str, Any]) -> str:
 def _instead(seconds: dict[str, float]) -> list[str]:
     if not seconds:
         return []
-    rows = {
-        "the fastest worker alone": "fastest_alone_seconds",
-        f"the {seconds['fast_workers']:.0f} fastest in step": "fast_in_step_seconds",
-        "all in step, waiting for the slowest": "all_in_step_seconds",
-    }
+    alone, fast, whole = (seconds[f"{name}_seconds"] for name in ("fastest_alone", "fast_in_step", "all_in_step"))
+    rows = [("the fastest worker alone", alone), ("all in step, waiting for the slowest", whole)]
+    if fast not in (alone, whole):
+        rows.insert(1, (f"the {seconds['fast_workers']:.0f} fastest in step", fast))
     head = "  as many samples, computed from the simulated step times, without exchanges:"
-    return [head, *(f"    {who:<36}  {seconds[key]:.0f} s" for who, key in rows.items())]
+    return [head, *(f"    {who:<36}  {time:.0f} s" for who, time in rows)]
 
 
 def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str]) -> str:
