@@ -44,10 +44,9 @@ def runs(results: Mapping[Run, Outcome]) -> list[Run]:
     for model, workers, profiles, seeds in _PLACES:
         for seed, profile in product(seeds, profiles):
             where, cell = (model, profile, workers, seed, 200), (model, profile, workers, 200)
-            before = (simulated.TODAY,) if (model, workers, profiles) == ("transformer", 8, simulated.HARD) else ()
-            for each in (simulated.BOTH, *before):
-                rate, _ = losses.best(cell, "ours", each) if model in simulated.OTHER_RATES else ("", [])
-                found.append(Run(*where, OURS, f"rate={rate} {each}" if rate else simulated.ours(each)))
+            both = simulated.BOTH
+            rate, _ = losses.best(cell, "ours", both) if model in simulated.OTHER_RATES else ("", [])
+            found.append(Run(*where, OURS, f"rate={rate} {both}" if rate else simulated.ours(both)))
             # DDP has no result if workers are killed: torchrun's agents gave up whenever it was tried.
             for team in simulated.designs(profile, workers).values() if not KINDS[profile].killed_every else ():
                 rate, _ = losses.best(cell, "rounds", team)
@@ -86,7 +85,7 @@ def race_of(run: Run) -> dict[str, Any]:
     warm = round(WARMUP * total)
     settings = {
         "rule": f"gem:growth={given.get('growth', 0)}",
-        "schedule": f"cosine:versions={round(total) - warm},warmup={warm}",
+        "schedule": f"cosine:versions={round(total) - warm},warmup={warm},factor=0",
         "smallest_share": policy.smallest, "reply_wait": policy.wait,
     }  # fmt: skip
     return {"schedule": total, "sizes": [SIZES] * run.workers, "first": 0, "settings": settings}

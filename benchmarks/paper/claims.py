@@ -194,6 +194,29 @@ def against_sequential(column: Callable[[Result], float]) -> Judge:
     return judge
 
 
+def overfits(rule: str, expected: bool) -> Judge:
+    """Judges whether the validation loss under a rule ends clearly above its lowest."""
+
+    def judge(measured: Lines) -> Verdict | None:
+        mine = _find(measured, lambda run: run.rule == rule)
+        if mine is None:
+            return None
+        rises, places = zip(*map(stats.validation_rise, mine.results), strict=True)
+        epochs = [place * stats.data_epochs(result)[-1] for place, result in zip(places, mine.results, strict=True)]
+        text = (
+            f"validation loss at the end, divided by its lowest: {stats.spread(rises).text('{:.2f}')}; lowest in epoch "
+            f"{stats.spread(epochs).text('{:.0f}')} of {stats.data_epochs(mine.results[0])[-1]:.0f}"
+        )
+        return Verdict(text, _yes((stats.spread(rises).mean > _SAME) == expected))
+
+    return judge
+
+
+def momentum_converges(measured: Lines) -> Verdict | None:
+    alone = _find(measured, lambda run: run.rule == "momentum")
+    return Verdict(f"final loss of one process: {_loss(alone)}", _yes(not alone.failed)) if alone else None
+
+
 def _validation_loss(result: Result) -> float:
     return math.nan if result.test_loss is None else result.test_loss
 
@@ -298,7 +321,10 @@ PAPER = (
         against_sequential(stats.final),
     ),
     Claim("5", "… and so is its validation loss", against_sequential(_validation_loss)),
+    Claim("5", "Momentum SGD starts to overfit …", overfits("momentum", True)),
+    Claim("5", "… and GEM does not", overfits("gem", False)),
     Claim("6", "At η = 0.1 GEM adapts …", gem_learns),
+    Claim("6", "… as momentum SGD does, which it is to follow …", momentum_converges),
     Claim("6", "… where DOWNPOUR diverges", downpour_fails),
     Claim("8", "The loss improves with κ …", kappa_helps),
     Claim("8", "… until 4, which is suboptimal, or diverges", larger_kappa_is_worse),

@@ -15,7 +15,7 @@ from benchmarks.paper.experiments import TRAINING_SAMPLES
 from benchmarks.paper.plan import BASIC_RULES, EFFECTIVE_BATCH
 from benchmarks.paper.results import Array
 
-RULE_NAMES = {"gem": "GEM", "adaptive": "adaptive staleness", "downpour": "DOWNPOUR"}
+RULE_NAMES = {"gem": "GEM", "adaptive": "adaptive staleness", "downpour": "DOWNPOUR", "momentum": "momentum SGD, one process"}
 TARGET_LOSS = 0.5  # Fig. 4: what the runs are timed to
 TARGET_WINDOW = 10 * EFFECTIVE_BATCH  # samples that the loss is the mean of
 
@@ -55,7 +55,7 @@ def loss(measured: list[stats.Measured]) -> Content:
 
 
 def misspecified(measured: list[stats.Measured]) -> Content:
-    """Fig. 6: the three rules at twice the learning rate."""
+    """Fig. 6: the three rules at twice the learning rate, and what GEM is to follow."""
     return Content("Fig. 6: a learning rate that is too large, η = 0.1", _rules_by_workers(measured))
 
 
@@ -177,13 +177,17 @@ def best_by_workers(measured: list[stats.Measured]) -> list[stats.Measured]:
 
 
 def _rules_by_workers(measured: list[stats.Measured]) -> dict[str, Lines]:
-    """For each number of workers the loss under each rule; a note says how many runs did not learn."""
+    """For each number of workers the loss under each rule; a note says how many runs did not learn. The loss of one process, if
+    there is one, is in each panel."""
     panels: dict[str, Lines] = {}
-    for each in sorted(measured, key=lambda each: each.workers):
+    alone = [each for each in measured if each.experiment.setting == "sequential"]
+    for each in sorted((each for each in measured if each not in alone), key=lambda each: each.workers):
         bad = each.failed
         note = f"{bad} of {len(each.results)} runs did not learn" if bad else ""
         lines = panels.setdefault(count(each.workers), {})
         lines[RULE_NAMES[each.experiment.rule]] = _curve(each, "loss", note=note)
+    for lines in panels.values():
+        lines.update({RULE_NAMES[each.experiment.rule]: _curve(each, "loss") for each in alone})
     return panels
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.lib.page import count
-from benchmarks.paper.claims import OURS, PAPER, Claim
+from benchmarks.paper.claims import OURS, PAPER, Agreement, Claim
 from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured
 
 _HERE = Path(__file__).parent
+_TASKS = {"mnist": "MNIST", "digits": "scikit-learn's digits"}
+_JUDGED = "|".join(re.escape(each) for each in Agreement if each is not Agreement.UNKNOWN)
 _BATCH = 64  # of every run, if its figure says nothing else
 _REMARKS = "What was not run, and what differs"  # written by hand, and kept
 _HEADINGS = {
@@ -44,10 +47,11 @@ def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) ->
     sections = {name: old for name in FIGURES if not states[name].measured and (old := _figure_before(before, name))}
     rows = [line for line in before.splitlines() if line.startswith(tuple(f"- **{name}: " for name in sections))]
     runs = any(state.measured for state in states.values())
+    claims = _claims("The paper's claims", PAPER, states, rows)
     parts = [
-        *(_head(scale, states, note, list(sections)) if runs else [before.partition("\n## ")[0].strip()]),
+        *(_head(scale, states, note, list(sections), claims) if runs else [before.partition("\n## ")[0].strip()]),
         *filter(None, [_section(before, _REMARKS)]),
-        _claims("The paper's claims", PAPER, states, rows),
+        claims,
         _claims("Beyond the paper", OURS, states, rows),
         *(sections.get(name) or _figure(name, states[name], scale) for name in FIGURES),
     ]
@@ -67,12 +71,14 @@ def _figure_before(before: str, figure: str) -> str | None:
     return section if f"({figure}.png)" in section else None
 
 
-def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[str]) -> list[str]:
+def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[str], claims: str) -> list[str]:
     """The page's first paragraphs."""
     runs = {result.experiment: result for state in states.values() for result in state.runs}
     versions = [f"{name} {number}" for name, number in next(iter(runs.values())).versions.items()] if runs else []
     seeds = f"{scale.seeds} seeds" if scale.seeds > 1 else "one seed"
-    head = (_HERE / "page.txt").read_text().format(task=scale.task, steps=scale.steps, seeds=seeds).strip()
+    agree, judged = (len(re.findall(rf"^- .*: ({verdicts});", claims, re.MULTILINE)) for verdicts in (Agreement.YES, _JUDGED))
+    text = (_HERE / "page.txt").read_text()
+    head = text.format(task=_TASKS[scale.task], steps=scale.steps, seeds=seeds, agree=agree, judged=judged).strip()
     made = f"{len(runs)} runs" + (f", with {', '.join(versions)}" if versions else "")
     kept = [f"From earlier runs, unchanged: {', '.join(earlier)}"] if earlier else []
     return [head, made, *kept, *([f"**{note}**"] if note else [])]

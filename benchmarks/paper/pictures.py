@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.lib import style
-from benchmarks.paper.content import CONTENT, TARGET_LOSS, Content, Lines
+from benchmarks.paper.content import CONTENT, RULE_NAMES, TARGET_LOSS, Content, Lines
 from benchmarks.paper.plan import PAPERS_WORKERS
 from benchmarks.paper.statistics import CHANCE, Measured
 
@@ -24,12 +24,14 @@ Colours = Callable[[Lines], Mapping[str, str]]
 
 @style.styled
 def rules_by_workers(content: Content) -> Figure:
-    """The loss under three rules, a panel for each number of workers; in Fig. 1 also final loss and accuracy."""
+    """The loss under three rules, a panel for each number of workers; in Fig. 1 also final loss and accuracy, in Fig. 6 one
+    process beside them."""
+    colours = style.RULES | {RULE_NAMES["momentum"]: style.GREY}
     columns = 2 if len(content.panels) <= 4 else 3
     figure, places = style.panels(-(-len(content.panels) // columns), columns, content.title)
     for axes, (name, lines) in zip(places, content.panels.items(), strict=False):
         over_steps = name.endswith(("worker", "workers"))
-        _draw(axes, lines, style.RULES, style.curve if over_steps else style.marks)
+        _draw(axes, lines, colours, style.curve if over_steps else style.marks)
         if name == "test accuracy":
             axes.set(title=name, ylabel="%", ylim=(0, 102))
         else:

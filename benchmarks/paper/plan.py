@@ -12,28 +12,29 @@ from benchmarks.paper.experiments import Experiment
 EFFECTIVE_BATCH = 256  # B of Fig. 4: samples of all workers together in a round
 STRAGGLER_SLOWDOWN = 10.0
 COMMITS_A_REPLACEMENT = 1400  # in which a group of workers has started, trained, and may go: some ten seconds
-PAPERS_STEPS, PAPERS_WORKERS = 937, 100
+PAPERS_STEPS, PAPERS_WORKERS = 937, 100  # of Fig. 2; so many batches of 64 are MNIST once
 BASIC_RULES = ("gem", "adaptive", "downpour")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The scale of the experiments: the paper's, or smaller.
+    """The scale of the experiments.
 
     Attributes:
+        steps: Gradients of each worker, if a figure says nothing else; the paper's are 937.
         workers: Of Figs. 1 and 3.
-        many, many_steps: Workers of Fig. 2, and their steps.
+        many, many_steps: Workers of Fig. 2, and their steps; the steps are Fig. 5's too.
         crowd: Workers where one number has to do.
-        few: Workers of Figs. 5 and 9; of Fig. 8, besides `crowd`.
+        few: Workers of Figs. 8 and 9, besides `crowd`.
         split: Numbers of workers that Fig. 4's batch is split over.
         rounds, batch_seconds: Steps of each of its workers, and simulated seconds that B samples take one worker.
         kappas: Of Fig. 8.
         unequal: Rules that meet a straggler.
-        beyond, beyond_steps: Numbers of workers from one to many more than the paper has, and their steps.
+        beyond, beyond_steps: Numbers of workers from one to many more than the paper has, and their steps; one seed.
     """
 
     task: str = "mnist"
-    steps: int = PAPERS_STEPS
+    steps: int = 400
     seeds: int = 3
     workers: tuple[int, ...] = (5, 10, 20, 30)
     many: int = PAPERS_WORKERS
@@ -94,9 +95,9 @@ def rates(rule: str, workers: int) -> list[float]:
     return [float(f"{rate * less:.2g}") for rate in (0.015, 0.05, 0.15, 0.5)]
 
 
-def _group(scale: Scale, label: str, **changes: Any) -> Group:
+def _group(scale: Scale, label: str, seeds: int = 0, **changes: Any) -> Group:
     settings = {**vars(scale.base), **changes}
-    return Group(label, tuple(Experiment(**{**settings, "seed": seed}) for seed in range(scale.seeds)))
+    return Group(label, tuple(Experiment(**{**settings, "seed": seed}) for seed in range(seeds or scale.seeds)))
 
 
 def _workers(scale: Scale, **changes: Any) -> list[Group]:
@@ -115,13 +116,17 @@ def _speed(scale: Scale) -> list[Group]:
     ]  # fmt: skip
 
 
-def _sequential(scale: Scale) -> list[Group]:
+def _against_sequential(scale: Scale) -> list[Group]:
     # With simulated compute time the cores can evaluate often. Otherwise the validation loss would have few points.
-    gradients, n = scale.few * scale.steps, scale.few
+    n, steps = scale.crowd, scale.many_steps
     return [
-        _group(scale, f"GEM, {n} workers", workers=n, step_seconds=n / 40),
-        _group(scale, "sequential momentum SGD", rule="momentum", steps=gradients, setting="sequential"),
+        _group(scale, f"GEM, {n} workers", workers=n, steps=steps, step_seconds=n / 40),
+        _sequential(scale, n * steps),
     ]
+
+
+def _sequential(scale: Scale, steps: int, **changes: Any) -> Group:
+    return _group(scale, "sequential momentum SGD", rule="momentum", steps=steps, setting="sequential", **changes)
 
 
 def _kappas(scale: Scale) -> list[Group]:
@@ -133,9 +138,14 @@ def _kappas(scale: Scale) -> list[Group]:
 
 
 def _misspecified(scale: Scale) -> list[Group]:
-    counts = sorted({scale.workers[1], scale.crowd})
+    counts, rate = sorted({scale.workers[1], scale.crowd}), 0.1
     return [
-        _group(scale, f"{rule}, {n} workers", rule=rule, workers=n, learning_rate=0.1) for n in counts for rule in BASIC_RULES
+        _sequential(scale, scale.steps, learning_rate=rate),
+        *(
+            _group(scale, f"{rule}, {n} workers", rule=rule, workers=n, learning_rate=rate)
+            for n in counts
+            for rule in BASIC_RULES
+        ),
     ]
 
 
@@ -172,7 +182,7 @@ def _proxies(scale: Scale) -> list[Group]:
 def _beyond(scale: Scale) -> list[Group]:
     # A label has a group for each number of workers, and for each rate that was tried with it.
     def of(label: str, n: int, **changes: Any) -> Group:
-        return _group(scale, label, workers=n, steps=scale.beyond_steps, setting="simulated", **changes)
+        return _group(scale, label, 1, workers=n, steps=scale.beyond_steps, setting="simulated", **changes)
 
     groups = []
     for n in scale.beyond:
@@ -188,7 +198,7 @@ FIGURES: dict[str, Callable[[Scale], list[Group]]] = {
     "2": lambda scale: [_group(scale, f"gem, {scale.many} workers", workers=scale.many, steps=scale.many_steps)],
     "3": lambda scale: [_group(scale, f"{n} workers", workers=n) for n in scale.workers],
     "4": _speed,
-    "5": _sequential,
+    "5": _against_sequential,
     "6": _misspecified,
     "8": _kappas,
     "9-10": lambda scale: [_group(scale, f"{n} workers", workers=n) for n in sorted({scale.few, scale.crowd})],

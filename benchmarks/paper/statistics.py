@@ -168,6 +168,14 @@ def final(result: Result, column: str = "loss") -> float:
     return float(known.mean()) if len(known) and result.outcome != "diverged" else math.nan
 
 
+def validation_rise(result: Result) -> tuple[float, float]:
+    """The validation loss at the end, divided by its lowest; and when it was lowest, as a share of the run. Losses are means
+    over a tenth of the run."""
+    losses = smooth(result.evaluations["loss"], _FINAL)
+    lowest = int(np.nanargmin(losses))
+    return float(losses[-1] / losses[lowest]), float(result.evaluations["version"][lowest] / result.evaluations["version"][-1])
+
+
 def learned(result: Result) -> bool:
     """Whether the model learned: it did not if the run diverged or stayed at chance."""
     return final(result) < NOT_LEARNED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -14,35 +14,48 @@ import numpy as np
 import numpy.typing as npt
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Vector
+from gem_server.core.releases import WAIT_ROUNDS
 from gem_worker.tasks import Task
 from torch.utils.data import DataLoader, Subset
 
+from benchmarks.finals.apart import Rule
+from benchmarks.finals.clock import SIZES, Clock, Event, Policy
 from benchmarks.lib.results import Store, finite, restored
 from benchmarks.many_workers.order import Turn
 from benchmarks.many_workers.simulation import Model, Row, train
+from benchmarks.versus.profiles import Profile
 
 Numbers = npt.NDArray[np.int64]
 WORKERS, GRADIENTS, BATCH = 10, 4000, 64
 RARE = (8, 9)
 SLOWER = (1, 3, 10)  # times that the last worker takes as long for a gradient as each of the others
-CHOICE_SEED, SEEDS = 100, (0, 1, 2)  # the rate is chosen on the first, and results are of the others
+CHOICE_SEED, SEEDS = 100, range(10)  # a rate is chosen on the first, and results are of the others
+IN_STEP = Policy(smallest=1 / 16, wait=0.15, until=WAIT_ROUNDS)  # the server's defaults around AdamW
+GROWTH = 10.0  # of κ; so is this
 
 
 @dataclass(frozen=True)
 class Method:
-    """A rule, and the rates that it is tried at. `synchronous`: all wait for the last, and take one step together."""
+    """A rule, and the rates that it is tried at.
+
+    Attributes:
+        synchronous: All wait for the last, and take one step together.
+        in_step: Slow workers get smaller batches, and replies wait.
+    """
 
     label: str
     rule: str
     rates: tuple[float, ...]
     optimizer: str = "sgd"
     synchronous: bool = False
+    in_step: bool = False
 
 
 METHODS = {
     "gem": Method("GEM", "gem", (0.015, 0.03, 0.05, 0.15)),
-    "adamw": Method("GEM around AdamW", "gem", (0.0003, 0.001, 0.003, 0.01), optimizer="adamw"),
-    "downpour": Method("DOWNPOUR", "downpour", (0.015, 0.03, 0.05, 0.1)),
+    "in step": Method("GEM around AdamW, in step", "gem", (0.0003, 0.001, 0.003, 0.01), in_step=True),
+    "adamw": Method("GEM around AdamW, whole batches", "gem", (0.0003, 0.001, 0.003, 0.01), optimizer="adamw"),
+    "downpour": Method("DOWNPOUR", "downpour", (0.015, 0.03, 0.05, 0.1, 0.2)),
     "dana": Method("DANA", "dana", (0.0015, 0.005, 0.015, 0.05)),
     "adaptive": Method("adaptive staleness", "adaptive", (0.05, 0.15, 0.5, 1.5)),
     "rescaled": Method("Rescaled ASGD", "rescaled", (0.0015, 0.005, 0.015, 0.05)),
@@ -83,10 +96,23 @@ def turns(slower: float, seed: int) -> Iterator[Turn]:
         yield Turn(worker, BATCH)
 
 
+def duration(slower: float) -> float:
+    """The expected time of `GRADIENTS` commits of workers that do not wait."""
+    return GRADIENTS / (WORKERS - 1 + 1 / slower)
+
+
+def in_step(slower: float, seed: int) -> list[Event]:
+    """What happens in the same time if the server keeps the workers in step."""
+    profile = Profile(
+        lambda worker, workers: slower if worker == workers - 1 else 1.0, lambda random, size: random.exponential(1.0, size)
+    )
+    return Clock(profile, WORKERS, seed, IN_STEP, duration(slower)).events()
+
+
 def rounds(slower: float, seed: int) -> Iterator[Turn]:
     """The steps that workers make in the same time if they wait for each other. A step is one turn with everyone's samples."""
     random, means = np.random.default_rng([2, seed]), np.array([1.0] * (WORKERS - 1) + [slower])
-    left = GRADIENTS / (1 / means).sum()  # the expected time of `GRADIENTS` commits
+    left = duration(slower)
     while (left := left - random.exponential(means).max()) > 0:
         yield Turn(0, BATCH * WORKERS)
 
@@ -104,8 +130,8 @@ class Digits:
         self._held_out: Any = Subset(cast(Any, task.test_data()), rare.tolist())
 
     def draw(self, worker: int, count: int, random: np.random.Generator) -> list[int]:
-        """A batch of one worker; or one for all, if it is of that size."""
-        if count == BATCH:
+        """A batch of one worker; or one for all, if it is larger."""
+        if count <= BATCH:
             chosen = random.choice(self._rare if worker == WORKERS - 1 else self._usual, count)
         else:
             share = count // WORKERS
@@ -126,15 +152,30 @@ def _split(data: Any) -> tuple[Numbers, Numbers]:
 def measure(case: Case, task: Task, digits: Digits) -> Outcome:
     """Makes a run."""
     method = METHODS[case.method]
+    last = _train_in_step(case, task, digits) if method.in_step else _train(case, method, task, digits)
+    if "rare" not in last or not math.isfinite(last["test_loss"]):
+        return Outcome(math.inf, math.nan, math.nan)
+    return Outcome(round(last["test_loss"], 4), round(last["accuracy"], 4), round(last["rare"], 4))
+
+
+def _train(case: Case, method: Method, task: Task, digits: Digits) -> Row:
     given: dict[str, Any] = {"rule": method.rule, "optimizer": method.optimizer, "learning_rate": case.rate, "seed": case.seed}
     given |= {"smallest_share": 1.0, "reply_wait": 0.0, "rule_options": ""}  # not in step: as it was measured
     settings = Hyperparameters(**given).with_defaults(given)
     order = list((rounds if method.synchronous else turns)(case.slower, case.seed))
     workers = 1 if method.synchronous else WORKERS
-    last = train(task, settings, order, workers, len(order), draw=digits.draw, last=digits.score)[-1]
-    if "rare" not in last or not math.isfinite(last["test_loss"]):
-        return Outcome(math.inf, math.nan, math.nan)
-    return Outcome(round(last["test_loss"], 4), round(last["accuracy"], 4), round(last["rare"], 4))
+    return train(task, settings, order, workers, len(order), draw=digits.draw, last=digits.score)[-1]
+
+
+def _train_in_step(case: Case, task: Task, digits: Digits) -> Row:
+    random, model = np.random.default_rng(case.seed), Model(task, case.seed)
+
+    def gradient(theta: Vector, worker: int, step: int, size: int) -> Vector:
+        return model.gradient(theta, digits.draw(worker, size * BATCH // SIZES, random))[0]
+
+    rule = Rule(case.rate, growth=GROWTH, schedule="constant")
+    theta = rule.train(model.theta, in_step(case.slower, case.seed), WORKERS, gradient, lambda time, theta: False)
+    return digits.score(model, theta)
 
 
 def wanted(slowness: Iterable[int], known: Mapping[Case, Outcome]) -> Iterator[Case]:
@@ -156,7 +197,7 @@ def reported(known: Mapping[Case, Outcome], method: str, slower: int) -> tuple[f
     if any(Case(method, slower, rate, CHOICE_SEED) not in known for rate in METHODS[method].rates):
         return None
     rate = best_rate(method, slower, known)
-    cases = [replace(Case(method, slower, rate, CHOICE_SEED), seed=seed) for seed in SEEDS]
+    cases = [Case(method, slower, rate, seed) for seed in SEEDS]
     return (rate, [known[case] for case in cases]) if all(case in known for case in cases) else None
 
 

@@ -6,8 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.named_settings import parse
+from gem_api.schedule import factor
 
 from benchmarks.finals import plan, real
+from benchmarks.finals.apart import cosine
 from benchmarks.finals.page import Losses, differences, interval, verdict, write_page
 from benchmarks.finals.runs import Outcome, Run, stored
 
@@ -27,6 +31,14 @@ def test_this_server_gets_the_settings_and_the_commits_that_the_clock_foretells(
     assert (today["settings"]["smallest_share"], today["settings"]["reply_wait"]) == (1, 0)
     both = real.race_of(Run("transformer", "mixed", 8, 0, 200, real.OURS, plan.ours(plan.BOTH)))
     assert (both["settings"]["smallest_share"], both["settings"]["reply_wait"]) == (0.0625, 0.15)
+
+
+def test_this_server_has_the_schedule_of_the_rounds_and_of_the_simulation() -> None:
+    """Down to 0: the server's own cosine would end at a tenth of the rate."""
+    race = real.race_of(Run("transformer", "mixed", 8, 0, 200, real.OURS, plan.ours(plan.BOTH)))
+    given = Hyperparameters(**parse("schedule", race["settings"]["schedule"]))
+    for done in range(0, 1600, 10):
+        assert factor(given, done) == pytest.approx(cosine(done, race["schedule"]), abs=0.04)
 
 
 def test_rounds_take_the_rate_that_was_best_in_the_simulation() -> None:

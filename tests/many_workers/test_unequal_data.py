@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gem_worker.tasks import load_task
 
+from benchmarks.finals.clock import SIZES
 from benchmarks.unequal_data import runs
 
 TASK = load_task("digits", None)
@@ -29,6 +30,13 @@ def test_those_who_wait_make_fewer_steps_in_the_same_time() -> None:
     assert slow == pytest.approx(runs.GRADIENTS / 9.1 / 10.5, rel=0.3)  # the mean of the slowest of ten, nearly always the last
 
 
+def test_in_step_a_slow_worker_has_smaller_batches_and_more_commits() -> None:
+    sizes = [event.size for event in runs.in_step(10, 0) if event.size and event.worker == LAST]
+    assert len(sizes) > 3 * runs.GRADIENTS / 91
+    assert np.mean(sizes) < SIZES / 4
+    assert sum(sizes) / SIZES == pytest.approx(runs.GRADIENTS / 91, rel=0.4), "as many samples"
+
+
 def test_only_the_last_worker_has_the_rare_digits() -> None:
     digits, random, data = runs.Digits(TASK), np.random.default_rng(0), TASK.training_data()
 
@@ -36,6 +44,7 @@ def test_only_the_last_worker_has_the_rare_digits() -> None:
         return {int(data[sample][1]) for sample in digits.draw(worker, count, random)}
 
     assert labels(LAST, runs.BATCH) == {8, 9}
+    assert labels(LAST, runs.BATCH // 8) <= {8, 9}
     assert labels(0, runs.BATCH) <= set(range(8))
     assert labels(0, runs.BATCH * runs.WORKERS) == set(range(10)), "a synchronous step has everyone's samples"
 
