@@ -28,6 +28,7 @@ _VERSION = re.compile(r"^gem_central_version (\S+)", re.MULTILINE)
 _MEDIAN = re.compile(r'^gem_pi_tensor_median{tensor="(.+)"} (\S+)', re.MULTILINE)
 
 
+EVALUATIONS = 80  # of a run with simulated compute time, so that the cores are left to its workers
 PROCESSES = max(2, os.cpu_count() or 2)  # worker processes that a run's workers share
 
 
@@ -61,6 +62,8 @@ def served(experiment: Experiment, data: Path | None, folder: Path, watch: Calla
     """Makes an experiment's run by gem-train. Raises RunFailed."""
     settings = replace(experiment.hyperparameters(), steps=experiment.commits_each, epochs=0, shards="replicate")
     more: dict[str, Any] = {"turns": experiment.turns, "step_seconds": experiment.step_seconds}
+    if experiment.step_seconds:
+        more["evaluate_every"] = max(2.0, experiment.steps * experiment.step_seconds / EVALUATIONS)
     return gem_train(settings, experiment.task, data, experiment.workers, folder, watch, PROCESSES, **more)
 
 

@@ -19,6 +19,7 @@ from benchmarks.finals import __main__ as finals
 from benchmarks.finals import plan
 from benchmarks.finals.page import Losses, costs, difference, differences, verdict
 from benchmarks.finals.runs import stored
+from benchmarks.lib.page import table
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.paper import page as paper
 from benchmarks.paper.plan import FIGURES, Scale
@@ -107,6 +108,55 @@ def test_the_tables_of_the_method_are_of_stored_runs() -> None:
         kinds = ("equal", "mixed", "exponential", "straggler")
         cells = [costs(losses, each, plan.ours(parts[name])) for each in kinds]
         assert f"| {name} | {' | '.join(f'{mean(each):+.3f}' for each in cells)} |" in text
+
+
+ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind of run
+    "50 rounds": ("transformer", 8, 50, "", ""),
+    "1,000 rounds": ("transformer", 8, 1000, "", ""),
+    "3,000 rounds": ("transformer", 8, 3000, "", ""),
+    "2 workers": ("transformer", 2, 200, "", ""),
+    "4 workers": ("transformer", 4, 200, "", ""),
+    "16 workers": ("transformer", 16, 200, "", ""),
+    "32 workers": ("transformer", 32, 200, "", ""),
+    "constant rate": ("transformer", 8, 200, plan.CONSTANT, ""),
+    "1,090,848 parameters": ("large", 8, 200, "", ""),
+    "convolutional network, MNIST": ("convnet", 8, 200, "", ""),
+    "tagger (untuned)": ("tagger", 8, 200, "", ""),
+    "graph network (untuned)": ("trees", 8, 200, "", ""),
+    "real processes": ("transformer", 8, 200, "", "real "),
+    "real, 4 workers": ("transformer", 4, 200, "", "real "),
+    "real, 16 workers": ("transformer", 16, 200, "", "real "),
+    "real, 1,090,848 parameters": ("large", 8, 200, "", "real "),
+    "real, convolutional network": ("convnet", 8, 200, "", "real "),
+}
+
+
+def elsewhere(losses: Losses) -> str:
+    """The report's table of this server and the best form of DDP in other places. The lower mean is bold."""
+    rows = []
+    for name, (model, workers, rounds, more, kind) in ELSEWHERE.items():
+        cells, seeds = list[str](), list[int]()
+        for profile in plan.THREE:
+            where = (model, profile, workers, rounds)
+            best_rate = model in plan.OTHER_RATES or more
+            whole = f"{plan.BOTH} {more}".strip()
+            mine = losses.best(where, f"{kind}ours", whole)[1] if best_rate else losses.of(*where, f"{kind}ours", plan.ours(whole))
+            designs = [f"{each} {more}".strip() for each in plan.designs(profile, workers).values()]
+            tried = [found for each in designs if (found := losses.best(where, f"{kind}rounds", each)[1])]
+            if not (mine and tried):
+                cells.append("")
+                continue
+            pair = mean(mine), min(map(mean, tried))
+            cells.append(", ".join(f"**{each:.3f}**" if each == min(pair) else f"{each:.3f}" for each in pair))
+            seeds.append(len(mine))
+        if not seeds:
+            continue
+        rows.append([name, f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}", *cells])
+    return table(["", "seeds", *plan.THREE], rows)
+
+
+def test_the_reports_other_places_are_of_stored_runs() -> None:
+    assert elsewhere(Losses(FINALS)) in (ROOT / "docs/method.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("study", [finals, many_workers, unequal_data, tuning], ids=lambda study: study.RESULTS.name)

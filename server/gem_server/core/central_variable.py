@@ -122,5 +122,5 @@ def require_finite(values: Vector, limit: np.float32, what: str) -> None:
     if not all_within(values, limit):
         raise NonFiniteGradient(
             f"the {what} holds NaN, infinity or a value beyond ±{limit:.3g}; the model is unchanged: training may have "
-            "diverged (lower the learning rate), or the batch holds bad data"
+            "diverged (lower the learning rate), or the batch holds bad data (leave it out: skip() instead of step())"
         )
