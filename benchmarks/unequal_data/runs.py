@@ -30,6 +30,7 @@ WORKERS, GRADIENTS, BATCH = 10, 4000, 64
 RARE = (8, 9)
 SLOWER = (1, 3, 10)  # times that the last worker takes as long for a gradient as each of the others
 CHOICE_SEED, SEEDS = 100, range(10)  # a rate is chosen on the first, and results are of the others
+FEWEST = 3  # seeds that a reported mean has at least
 IN_STEP = Policy(smallest=1 / 16, wait=0.15, until=WAIT_ROUNDS)  # the server's defaults around AdamW
 GROWTH = 10.0  # of κ; so is this
 
@@ -193,12 +194,12 @@ def best_rate(method: str, slower: int, known: Mapping[Case, Outcome]) -> float:
 
 
 def reported(known: Mapping[Case, Outcome], method: str, slower: int) -> tuple[float, list[Outcome]] | None:
-    """The chosen rate and its results; None if some are missing."""
+    """The chosen rate and its results; None if a rate was not tried, or if fewer than `FEWEST` seeds have a result."""
     if any(Case(method, slower, rate, CHOICE_SEED) not in known for rate in METHODS[method].rates):
         return None
     rate = best_rate(method, slower, known)
-    cases = [Case(method, slower, rate, seed) for seed in SEEDS]
-    return (rate, [known[case] for case in cases]) if all(case in known for case in cases) else None
+    found = [known[case] for seed in SEEDS if (case := Case(method, slower, rate, seed)) in known]
+    return (rate, found) if len(found) >= FEWEST else None
 
 
 def stored(path: Path) -> Store[Case, Outcome]:

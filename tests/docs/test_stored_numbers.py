@@ -61,10 +61,12 @@ def with_rare_digits() -> str:
     known = unequal_runs.stored(RESULTS / "unequal-data/results.json")
     found = {name: unequal_runs.reported(known, name, 10) for name in unequal_runs.METHODS}
     rare = {name: [100 * each.rare for each in one[1]] for name, one in found.items() if one}
+    assert {len(each) for each in rare.values()} == {len(unequal_runs.SEEDS)}
     share = {name: f"{np.mean(each):.0f} % ({min(each):.0f}–{max(each):.0f})" for name, each in rare.items()}
     return (
-        f"[{share['gem']}](docs/results/unequal-data/README.md) of these digits right with `gem` and SGD, {share['adamw']} "
-        f"around AdamW, {share['dana']} with DANA, {share['synchronous']} in rounds"
+        f"[{share['in step']}](docs/results/unequal-data/README.md) of these digits right around AdamW, where that worker's "
+        f"batches are smaller; {share['adamw']} if they are not; {share['gem']} with `gem` and SGD, {share['dana']} with DANA, "
+        f"{share['synchronous']} in rounds"
     )
 
 
