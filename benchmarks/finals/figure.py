@@ -18,13 +18,19 @@ from benchmarks.versus.profiles import KINDS
 
 MODEL, WORKERS, ROUNDS = MAIN
 IN_STEP, BEFORE, ALL, EXPERT = (
-    "this server", "this server without shares, waits and growth", "DDP, all workers",
-    "DDP as an expert would build it for this cluster (named)",
+    "this server", "this server without shares, waits and growth, η 0.006", "DDP, all workers",
+    "the best form of DDP that was tried (named)",
 )  # fmt: skip
 _COLOURS = {IN_STEP: BLUE, BEFORE: PALE, ALL: GREY, EXPERT: ORANGE}
 _LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.items(), MARKERS, strict=False)}
 _HOLLOW = Line2D(
-    [], [], color="black", marker="o", markerfacecolor="white", linestyle="", label="filled: simulated; hollow: real processes"
+    [],
+    [],
+    color="black",
+    marker="o",
+    markerfacecolor="white",
+    linestyle="",
+    label="filled: simulated; hollow: real (no bar: one seed)",
 )
 _WIDTH = 5.6  # inches: the README shows this figure, also on phones
 _ROW, _REAL_BELOW = 0.2, 0.09  # of the distance between two clusters
@@ -38,7 +44,7 @@ def figure(results: Mapping[Run, Outcome]) -> Figure:
     losses = Losses(results)
     shown = {(name, real): each for real in (False, True) for name, each in _shown(losses, real).items()}
     profiles = [profile for profile in KINDS if any(profile in each for each in shown.values())]
-    title = f"Held-out loss at the end, {MODEL}, {WORKERS} workers, {ROUNDS} rounds:\nmean of seeds ± its standard error"
+    title = f"Held-out loss at the end, {MODEL}, {WORKERS} workers, {ROUNDS} rounds:\nmean of seeds, bars: its standard error"
     drawn, (axes,) = panels(1, 1, title, 0.7 * len(profiles) + 0.6, _WIDTH)
     _scale(axes, profiles, [loss for each in shown.values() for seeds in each.values() for loss in seeds])
     for (name, real), each in shown.items():
@@ -114,7 +120,7 @@ def _scale(axes: Axes, profiles: list[str], losses: list[float]) -> None:
     finite = [loss for loss in losses if math.isfinite(loss)] or [1.0]
     margin = 0.03 * max(finite)
     axes.set(xlim=(min(finite) - margin, max(finite) + margin), ylim=(len(profiles) - 0.5, -0.5))
-    axes.set_yticks(range(len(profiles)), profiles)
+    axes.set_yticks(range(len(profiles)), [f"{profile}\n{KINDS[profile].about}" for profile in profiles], fontsize=8)
     axes.set_xlabel("held-out loss at the end: lower (further left) is better;\nthe axis does not begin at 0")
     axes.grid(axis="y", visible=False)
     for place in range(0, len(profiles), 2):

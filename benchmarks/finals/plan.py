@@ -51,6 +51,11 @@ BEST_RIVALS = {  # of the first three seeds; further seeds are made of them alon
     "exponential": "rate=0.015 team=backup first=1", "spot": "rate=0.015", "far": "rate=0.015 team=fast",
     "quarter": "rate=0.015 team=fast", "first": "rate=0.015 team=proportion", "pausing": "rate=0.015 team=backup first=6",
 }  # fmt: skip
+BEYOND = (
+    ("noisy", 0.02, "team=backup first=4"), ("mixed", 0.03, "team=proportion"), ("exponential", 0.02, "team=backup first=1"),
+    ("exponential", 0.02, "team=backup first=2"), ("spot", 0.01, ""), ("far", 0.01, "team=fast"),
+    ("quarter", 0.01, "team=fast"), ("first", 0.01, "team=proportion"), ("pausing", 0.01, "team=backup first=6"),
+)  # fmt: skip
 MORE_SEEDS = (3, 4, 5)
 THREE = ("equal", "mixed", "exponential")
 EQUAL_AND_MIXED = ("equal", "mixed")
@@ -120,6 +125,10 @@ QUESTIONS: Mapping[str, list[Run]] = {
             Run("transformer", profile, 8, seed, 200, "rounds", settings)
             for seed, (profile, settings) in product(MORE_SEEDS, BEST_RIVALS.items())
         ),
+    ],
+    "edges": [  # the rate beyond that of the best rival, if that was the last one tried
+        Run("transformer", profile, 8, seed, 200, "rounds", f"rate={rate} {team}".strip())
+        for seed, (profile, rate, team) in product(SEEDS, BEYOND)
     ],
     "held out": [
         run
@@ -198,7 +207,7 @@ def number_alone() -> set[tuple[int, int]]:
 
 
 NAMES = {
-    GROWTH: "κ grows, alone", f"{SHARES} {GROWTH}": "without waits", f"{WAIT} {GROWTH}": "without shares",
+    GROWTH: "the rule alone", f"{SHARES} {GROWTH}": "without waits", f"{WAIT} {GROWTH}": "without shares",
     f"{SHARES} {WAIT}": "κ is whole from the start", f"{BOTH} common=True": "one s for all who wait",
     BOTH.replace("until=200", "until=100"): "waits in the first 100 rounds", f"{BOTH} bound=False": "without π",
     f"{BOTH} reach=0.0 reach_held=0.0": "without look-ahead",

@@ -65,7 +65,7 @@ def simulated(experiment: Experiment) -> Iterator[Turn]:
 
 def _in_step(experiment: Experiment) -> Iterator[Turn]:
     shape, scale = 1 / experiment.spread**2, experiment.spread**2
-    profile = Profile(draw=lambda random, size: random.gamma(shape, scale, size))
+    profile = Profile("all alike", draw=lambda random, size: random.gamma(shape, scale, size))
     policy = Policy(wait=experiment.reply_wait, until=WAIT_ROUNDS)
     left = experiment.workers * experiment.commits_each
     for event in Clock(profile, experiment.workers, experiment.seed, policy, math.inf).iterate():

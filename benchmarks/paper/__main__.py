@@ -64,7 +64,7 @@ def draw(results: Mapping[Experiment, Result], folder: Path, scale: Scale, note:
         measured = gather(groups, results.get)
         # A figure with only a few lines, which others share, is left out.
         enough = name == "beyond" or 2 * len(measured) > len(groups)
-        states[name] = page.State(measured if enough else [], sum(len(group.experiments) for group in groups))
+        states[name] = page.State(measured if enough else [], sum(len(group.experiments) for group in groups), tuple(measured))
         draw_figure(name, states[name].measured, folder)
     return page.write(folder, scale, states, note)
 

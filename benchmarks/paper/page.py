@@ -13,6 +13,7 @@ from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured
 
+_NOT_RUN = "not run"
 _HERE = Path(__file__).parent
 _TASKS = {"mnist": "MNIST", "digits": "scikit-learn's digits"}
 _JUDGED = "|".join(re.escape(each) for each in Agreement if each is not Agreement.UNKNOWN)
@@ -29,10 +30,16 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class State:
-    """A figure's results so far, and its total number of runs."""
+    """A figure's results so far, and its total number of runs.
+
+    Attributes:
+        measured: The lines to draw; none if there are only a few.
+        known: All lines that have a result. They judge claims that have no verdict yet.
+    """
 
     measured: list[Measured]
     planned: int
+    known: tuple[Measured, ...] = ()
 
     @property
     def runs(self) -> list[Result]:
@@ -87,10 +94,10 @@ def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[st
 def _claims(title: str, claims: tuple[Claim, ...], states: Mapping[str, State], old: list[str]) -> str:
     rows = [f"## {title}", ""]
     for claim in claims:
-        verdict = claim.judge(states[claim.figure].measured)
-        begin = f"- **{claim.figure}: {claim.text}**: "
-        earlier = next((line for line in old if line.startswith(begin)), f"{begin}not run")
-        rows.append(f"{begin}{verdict.agrees}; {verdict.measured}" if verdict else earlier)
+        state, begin = states[claim.figure], f"- **{claim.figure}: {claim.text}**: "
+        earlier = next((line for line in old if line.startswith(begin) and not line.endswith(_NOT_RUN)), None)
+        verdict = claim.judge(state.measured) or (claim.judge([*state.known]) if earlier is None else None)
+        rows.append(f"{begin}{verdict.agrees}; {verdict.measured}" if verdict else earlier or begin + _NOT_RUN)
     return "\n".join(rows)
 
 

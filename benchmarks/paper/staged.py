@@ -98,6 +98,7 @@ def main(experiment: dict[str, Any], data: str | None, runs: str) -> int:
 def _run(experiment: Experiment, data: Path | None, runs: Path) -> int:
     settings = replace(experiment.hyperparameters(), steps=_NO_END, epochs=0, shards="replicate")
     options = {**vars(experiment), **vars(settings), "data": data, "evaluate_every": 2.0}
+    options["step_seconds"] = f"{experiment.step_seconds:g}"  # gem-train's is a list of times
     folder = RunFolder.create(runs, "staged", options)
     address, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
     task = load_task(experiment.task, data)

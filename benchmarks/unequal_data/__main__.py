@@ -95,9 +95,7 @@ def _percent(values: list[float]) -> str:
     return f"{mean:.0f} ({low:.0f}–{high:.0f})" + (f", {len(values)} seeds" if len(values) < len(SEEDS) else "")
 
 
-about = (
-    "Makes the runs without a result for these slownesses, if --data names MNIST, then the page. All take five hours on one core."
-)
+about = "Makes the runs without a result for these slownesses, if --data names MNIST, then the page. All take five hours."
 main = study(about, map(str, reversed(SLOWER)), plan, draw, RESULTS)
 
 if __name__ == "__main__":

@@ -105,8 +105,9 @@ def duration(slower: float) -> float:
 def in_step(slower: float, seed: int) -> list[Event]:
     """What happens in the same time if the server keeps the workers in step."""
     profile = Profile(
-        lambda worker, workers: slower if worker == workers - 1 else 1.0, lambda random, size: random.exponential(1.0, size)
-    )
+        f"the last {slower:g} × slower", lambda worker, workers: slower if worker == workers - 1 else 1.0,
+        lambda random, size: random.exponential(1.0, size),
+    )  # fmt: skip
     return Clock(profile, WORKERS, seed, IN_STEP, duration(slower)).events()
 
 

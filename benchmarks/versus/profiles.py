@@ -33,6 +33,7 @@ class Profile:
     """A kind of cluster. Times are in units: the mean time that one gradient takes an equal worker.
 
     Attributes:
+        about: In a few words.
         factor: How many times as long a worker's gradients take: a function of its number and the number of workers.
         draw: Draws times with a mean of 1.
         killed_every: In units, how often a worker is killed; 0 for never. The workers take turns.
@@ -42,6 +43,7 @@ class Profile:
             again, or the link, in seconds, is then a smaller part of it.
     """
 
+    about: str
     factor: Callable[[int, int], float] = lambda worker, workers: 1.0
     draw: Callable[[np.random.Generator, int], np.ndarray] = _equal
     killed_every: float = 0.0
@@ -66,14 +68,14 @@ class Profile:
 
 
 KINDS: Mapping[str, Profile] = {
-    "equal": Profile(),
-    "noisy": Profile(draw=_noisy),
-    "straggler": Profile(lambda worker, workers: 5.0 if worker == workers - 1 else 1.0),
-    "mixed": Profile(lambda worker, workers: 3.0 if worker >= workers - workers // 2 else 1.0),
-    "exponential": Profile(draw=lambda random, size: random.exponential(1.0, size)),
-    "spot": Profile(killed_every=20, away=10, unit=4),
-    "far": Profile(far=2, unit=4),
-    "quarter": Profile(lambda worker, workers: 1.0 if worker < max(1, workers // 4) else 10.0),
-    "first": Profile(lambda worker, workers: 1.0 if worker == 0 else 5.0),
-    "pausing": Profile(draw=_pausing),
+    "equal": Profile("all alike"),
+    "noisy": Profile("times vary by half", draw=_noisy),
+    "straggler": Profile("one 5 × slower", lambda worker, workers: 5.0 if worker == workers - 1 else 1.0),
+    "mixed": Profile("half 3 × slower", lambda worker, workers: 3.0 if worker >= workers - workers // 2 else 1.0),
+    "exponential": Profile("times vary at random", draw=lambda random, size: random.exponential(1.0, size)),
+    "spot": Profile("one killed now and then", killed_every=20, away=10, unit=4),
+    "far": Profile("two behind a slow link", far=2, unit=4),
+    "quarter": Profile("three of four 10 × slower", lambda worker, workers: 1.0 if worker < max(1, workers // 4) else 10.0),
+    "first": Profile("all but one 5 × slower", lambda worker, workers: 1.0 if worker == 0 else 5.0),
+    "pausing": Profile("1 step in 50 takes 30 ×", draw=_pausing),
 }

@@ -303,8 +303,11 @@ def drain(target: Target) -> None:
     The workers wait for the server to come back. Start it again with --resume.
     """
     with target.admin() as admin:
+        status = admin.status()
         queued = admin.drain()
     say(f"the server is shutting down; {queued} commits were queued")
+    if status.worker_count and text.state(status) != "complete":
+        say(f"workers still in the run: {status.worker_count}. They wait for it: start it again with --resume, or stop them")
 
 
 @main.group(short_help="Lists the quarantined workers, or lets one register again.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -12,6 +13,7 @@ import pytest
 from gem_ctl.planning.outcome import Outcome, outcome
 from gem_ctl.planning.plan import Costs, Setup, plan
 from gem_ctl.planning.scenario import FILLED, Scenario, Slow, speeds, times, workers_that_pay
+from gem_ctl.planning.table import show
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +129,19 @@ def test_workers_pay_until_further_ones_mostly_wait(given: dict[str, Any]) -> No
     )
     assert all_ / pays > 0.75 * few / (pays // 4), "each brings nearly as many commits as one of few"
     assert twice < 1.35 * all_, "and as many again bring little"
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "said"),
+    [
+        (math.inf, "10 workers, 9.01 × as fast as a plain loop"),
+        (5e4, "no number of workers: a plain loop is 5 × as fast as any"),
+    ],
+)
+def test_workers_who_are_slower_together_than_a_plain_loop_do_not_pay(bandwidth: float, said: str) -> None:
+    """A gradient takes 0.1 s, and its 20,000 bytes 0.5 s of the server's link."""
+    scenario = Scenario(SETUP, COSTS, bandwidth=bandwidth)
+    assert said in show(scenario, [outcome(scenario)])
 
 
 def test_one_worker_always_pays() -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gem_ctl import text
 from gem_ctl.planning.outcome import Distribution, Outcome
 from gem_ctl.planning.plan import Plan, plan
-from gem_ctl.planning.scenario import Scenario, workers_that_pay
+from gem_ctl.planning.scenario import Scenario, gradients_per_second, workers_that_pay
 
 _COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "max", "queue", "max", "wait", "idle",
             "further", "memory")  # fmt: skip
 _OF_LENGTH = ("batches each", "run takes")
 # Batches of each worker below which more workers gain little: see the section "How many workers" of docs/tuning.md.
 ROUNDS = 100
+_MANY = 10  # times as many workers as pay fill the server or its link
 
 
 def show(scenario: Scenario, outcomes: list[Outcome]) -> str:
@@ -30,7 +32,6 @@ def show(scenario: Scenario, outcomes: list[Outcome]) -> str:
 def _needs(scenario: Scenario, planned: Plan) -> dict[str, str]:
     """Lines about memory and traffic. Those of the server hold for each of several."""
     each = f"on each of {planned.servers}, " if planned.servers > 1 else ""
-    pays = workers_that_pay(scenario)
     part = f", {text.size(planned.commit_bytes / planned.servers)} of them at each server" if planned.servers > 1 else ""
     enough = max(1, scenario.batches // ROUNDS)
     copies = f"{text.size(planned.checkpoint_fixed_bytes)}, and {text.size(planned.checkpoint_worker_bytes)} per worker"
@@ -41,11 +42,24 @@ def _needs(scenario: Scenario, planned: Plan) -> dict[str, str]:
         if planned.commit_bytes
         else "headers only: tensors pass through shared memory",
         "server time": f"{text.brief(planned.server_seconds)} per commit",
-        "pays up to": f"{pays:,} worker{'s' * (pays > 1)}; further ones mostly wait",
+        "pays up to": _pays(scenario),
     }
     if scenario.batches:
         needs["long enough"] = f"for {enough:,} worker{'s' * (enough > 1)}; with more, each has fewer than {ROUNDS} batches"
     return needs
+
+
+def _pays(scenario: Scenario) -> str:
+    """How many workers pay, and how fast so many are; none do if a plain loop is faster than any number."""
+    pays, setup = workers_that_pay(scenario), scenario.setup
+
+    def speed(workers: int) -> float:
+        return gradients_per_second(replace(scenario, setup=replace(setup, workers=workers))) * setup.compute_seconds
+
+    if 0 < (most := speed(_MANY * pays)) <= 1:
+        return f"no number of workers: a plain loop is {1 / most:.3g} × as fast as any"
+    much = f", {speed(pays):.3g} × as fast as a plain loop" * bool(setup.compute_seconds)
+    return f"{pays:,} worker{'s' * (pays > 1)}{much}; further ones mostly wait"
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
