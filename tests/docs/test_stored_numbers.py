@@ -41,9 +41,11 @@ def beside_an_expert() -> str:
     verdicts = Counter(map(verdict, found.values()))
     assert [profile for profile, each in found.items() if verdict(each) == "higher"] == ["exponential", "pausing"]
     assert (verdicts["lower"], verdicts["level"], {len(each) for each in found.values()}) == (6, 2, {6})
-    assert 0 < mean(differences(Losses(FINALS), ("transformer", "equal", 8, 1000))) < 0.02, "DDP's mean after 1,000 rounds"
+    assert all(mean(differences(Losses(FINALS), ("transformer", each, 8, 1000))) > 0 for each in FOUR), "after 1,000 rounds"
+    real = {each: verdict(differences(Losses(FINALS), ("transformer", each, 8, 200), kind="real ")) for each in FOUR}
+    assert (real.pop("equal"), set(real.values())) == ("lower", {"level"})
     return (
-        f"ends lower than an expert's best in six of the ten kinds of clusters, by {-apart['equal']:.3f} with equal workers; "
+        f"In simulation this server ends lower than an expert's best in six of the ten kinds of clusters, by {-apart['equal']:.3f} with equal workers; "
         f"level in two; higher in two: by {apart['pausing']:.3f} where some workers pause, by {apart['exponential']:.3f} where "
         "times are exponential"
     )
