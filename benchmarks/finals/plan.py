@@ -47,13 +47,14 @@ NUMBERS, LENGTHS = (
 )  # of workers, and of rounds: what is gained in as long, lost with as much data
 OTHERS = tuple(name for name in KINDS if name not in HARD)
 BEST_RIVALS = {  # of the first three seeds; further seeds are made of them alone
-    "noisy": "rate=0.015 team=backup first=4", "straggler": "rate=0.015 team=fast", "mixed": "rate=0.02 team=proportion",
+    "noisy": "rate=0.02 team=backup first=4", "straggler": "rate=0.015 team=fast", "mixed": "rate=0.02 team=proportion",
     "exponential": "rate=0.015 team=backup first=1", "spot": "rate=0.015", "far": "rate=0.015 team=fast",
     "quarter": "rate=0.015 team=fast", "first": "rate=0.015 team=proportion", "pausing": "rate=0.015 team=backup first=6",
 }  # fmt: skip
 BEYOND = (
-    ("noisy", 0.02, "team=backup first=4"), ("mixed", 0.03, "team=proportion"), ("exponential", 0.02, "team=backup first=1"),
-    ("exponential", 0.02, "team=backup first=2"), ("spot", 0.01, ""), ("far", 0.01, "team=fast"),
+    ("noisy", 0.02, "team=backup first=4"), ("noisy", 0.03, "team=backup first=4"), ("mixed", 0.03, "team=proportion"),
+    ("exponential", 0.02, "team=backup first=1"), ("exponential", 0.02, "team=backup first=2"),
+    ("spot", 0.01, ""), ("far", 0.01, "team=fast"),
     ("quarter", 0.01, "team=fast"), ("first", 0.01, "team=proportion"), ("pausing", 0.01, "team=backup first=6"),
 )  # fmt: skip
 MORE_SEEDS = (3, 4, 5)

@@ -23,7 +23,6 @@ from benchmarks.versus.race import raced
 OURS, ROUNDS = "real ours", "real rounds"
 _POINTS = 100  # of a stored curve
 
-_REACHED = 0.9  # of the rounds of its schedule, that a run makes at least
 _RATE = 0.015  # of rounds, if the simulation has not found a better one
 _PLACES = (  # models, numbers of workers, kinds of clusters, seeds
     ("transformer", 8, simulated.HARD, (0, 1)),
@@ -56,21 +55,14 @@ def runs(results: Mapping[Run, Outcome]) -> list[Run]:
 
 
 def make(run: Run, data: Path | None) -> Outcome:
-    """Makes a run. If its rounds are much fewer than the simulated ones, it is made again with a schedule of that length: an
-    expert would see it. Raises RunFailed."""
+    """Makes a run. Raises RunFailed."""
     limit, more = limit_of(run), race_of(run)
-
-    def race(schedule: float) -> tuple[dict[str, Any], float]:
-        found = raced(
-            run.profile, contender="gem" if run.method == OURS else "ddp", model=run.model, workers=run.workers,
-            rate=settings_of(run)["rate"], seed=run.seed, limit=limit, data=data, **more | {"schedule": schedule},
-        )  # fmt: skip
-        return found, found["curve"][-1][2] / (SIZES * more["first"] if more["first"] else sum(more["sizes"]))
-
-    found, rounds = race(more["schedule"])
-    if run.method == ROUNDS and rounds < _REACHED * more["schedule"]:
-        found, rounds = race(round(rounds))
+    found = raced(
+        run.profile, contender="gem" if run.method == OURS else "ddp", model=run.model, workers=run.workers,
+        rate=settings_of(run)["rate"], seed=run.seed, limit=limit, data=data, **more,
+    )  # fmt: skip
     _, loss, samples, exchanges = found["curve"][-1]
+    rounds = samples / (SIZES * more["first"] if more["first"] else sum(more["sizes"]))
     places = np.linspace(0, len(found["curve"]) - 1, min(_POINTS, len(found["curve"]))).round().astype(int)
     curve = tuple((time, plain(loss, 5)) for time, loss, _, _ in (found["curve"][place] for place in places))
     return Outcome(
