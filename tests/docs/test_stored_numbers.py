@@ -45,9 +45,9 @@ def beside_an_expert() -> str:
     real = {each: verdict(differences(Losses(FINALS), ("transformer", each, 8, 200), kind="real ")) for each in FOUR}
     assert (real.pop("equal"), set(real.values())) == ("lower", {"level"})
     return (
-        f"In simulation this server ends lower than an expert's best in six of the ten kinds of clusters, by {-apart['equal']:.3f} with equal workers; "
-        f"level in two; higher in two: by {apart['pausing']:.3f} where some workers pause, by {apart['exponential']:.3f} where "
-        "times are exponential"
+        "In simulation this server ends lower than an expert's best in six of the ten kinds of clusters, by "
+        f"{-apart['equal']:.3f} with equal workers; level in two; higher in two: by {apart['pausing']:.3f} where some workers "
+        f"pause, by {apart['exponential']:.3f} where times are exponential"
     )
 
 
