@@ -118,10 +118,11 @@ def test_the_closing_lines_show_the_test_loss_of_a_task_without_accuracy(
 
 def test_a_run_of_unequal_simulated_workers_says_what_others_would_need_for_as_many_samples(tmp_path: Path) -> None:
     assert instead(90.0, "0.1,0.4,0.1,0.1", 4) == {
-        "fastest_alone_seconds": 9.0, "fast_workers": 3, "fast_in_step_seconds": 3.0, "all_in_step_seconds": 9.0,
+        "none_waits_seconds": 2.8, "fastest_alone_seconds": 9.0, "fast_workers": 3, "fast_in_step_seconds": 3.0,
+        "all_in_step_seconds": 9.0,
     }  # fmt: skip
     assert instead(90.0, "0.1,0.1,0.1,0.4", 6)["all_in_step_seconds"] == 6.0
-    assert instead(90.0, "0.1,0.1,0.1,0.4", 3) == instead(90.0, "0.1", 4) == instead(90.0, "0", 4) == {}
+    assert instead(90.0, "0.1,0.1,0.1,0.4", 3) == instead(90.0, "0.1", 4) == instead(90.0, "0", 4) == instead(90.0, "0,0.4", 4) == {}
     summary = {
         "outcome": "complete", "commits": 3, "start_seconds": 2.0, "seconds": 4.0, "step_seconds": "0.1,0.1,0.4",
         "test_accuracy": None, "test_loss": None, "staleness_mean": None, "pi_median": None,
@@ -129,6 +130,7 @@ def test_a_run_of_unequal_simulated_workers_says_what_others_would_need_for_as_m
     }  # fmt: skip
     lines = _closing(summary, RunFolder(tmp_path), {}).splitlines()
     assert "complete after 3 commits: 2 s to start, 4 s of training (simulated step time 0.1, 0.1, 0.4 s)" in lines
+    assert "    all, as here, if none waits           4 s" in lines
     assert "    the fastest worker alone              9 s" in lines
     assert "    the 2 fastest in step                 4 s" in lines
     assert "    all in step, waiting for the slowest  12 s" in lines

@@ -43,17 +43,18 @@ def table(each: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def instead(batches: float, step_seconds: str, workers: int) -> dict[str, float]:
-    """The least seconds that as many whole batches take others whose gradients have the simulated times: the fastest worker
-    alone, and workers in step, each with as many batches, who wait for the slowest of them in each step: all, and those
-    `fast_workers` with whom that is soonest over. What exchanges take is left out. Empty if no times are simulated, or all are
-    alike."""
+    """The least seconds that as many whole batches take workers whose gradients have the simulated times: all of them if none
+    waits, as here; the fastest alone; and workers in step, each with as many batches, who wait for the slowest of them in each
+    step: all, and those `fast_workers` with whom that is soonest over. What exchanges take is left out. Empty if a worker's
+    time is not simulated, or all are alike."""
     given = times(step_seconds)
     each = sorted(given[number % len(given)] for number in range(workers))
-    if each[0] == each[-1]:
+    if not each[0] or each[0] == each[-1]:
         return {}
     in_step = [round(batches / (place + 1) * seconds, 1) for place, seconds in enumerate(each)]
     fast = in_step.index(min(in_step))
     return {
+        "none_waits_seconds": round(batches / sum(1 / seconds for seconds in each), 1),
         "fastest_alone_seconds": in_step[0],
         "fast_workers": fast + 1,
         "fast_in_step_seconds": in_step[fast],
