@@ -23,15 +23,8 @@ IN_STEP, BEFORE, ALL, EXPERT = (
 )  # fmt: skip
 _COLOURS = {IN_STEP: BLUE, BEFORE: PALE, ALL: GREY, EXPERT: ORANGE}
 _LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.items(), MARKERS, strict=False)}
-_HOLLOW = Line2D(
-    [],
-    [],
-    color="black",
-    marker="o",
-    markerfacecolor="white",
-    linestyle="",
-    label="filled: simulated; hollow: real (no bar: one seed)",
-)
+_REAL = "filled: simulated; hollow: real (no bar: one seed)"
+_HOLLOW = Line2D([], [], color="black", marker="o", markerfacecolor="white", linestyle="", label=_REAL)
 _WIDTH = 5.6  # inches: the README shows this figure, also on phones
 _ROW, _REAL_BELOW = 0.2, 0.09  # of the distance between two clusters
 

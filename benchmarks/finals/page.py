@@ -18,6 +18,22 @@ from benchmarks.versus.profiles import KINDS
 Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
 MAIN = ("transformer", 8, 200)  # what most runs are of: model, workers, rounds
 _SHORT = {plan.FAST: "fast", plan.PROPORTION: "proportion"}
+_ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind of run
+    "50 rounds": ("transformer", 8, 50, "", ""),
+    "400 rounds": ("transformer", 8, 400, "", ""),
+    "1,000 rounds": ("transformer", 8, 1000, "", ""),
+    "3,000 rounds": ("transformer", 8, 3000, "", ""),
+    "2 workers": ("transformer", 2, 200, "", ""),
+    "4 workers": ("transformer", 4, 200, "", ""),
+    "16 workers": ("transformer", 16, 200, "", ""),
+    "32 workers": ("transformer", 32, 200, "", ""),
+    "constant rate": ("transformer", 8, 200, plan.CONSTANT, ""),
+    "1,090,848 parameters": ("large", 8, 200, "", ""),
+    "convolutional network, MNIST": ("convnet", 8, 200, "", ""),
+    "tagger": ("tagger", 8, 200, "", ""),
+    "graph network": ("trees", 8, 200, "", ""),
+    "real processes": (*MAIN, "", "real "),
+}
 _DESIGNS = (plan.ALL, plan.FAST, plan.PROPORTION, plan.BACKUP)
 
 
@@ -120,15 +136,46 @@ def difference(losses: Losses, where: Cell, more: str = "", kind: str = "") -> s
 
 def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> list[float]:
     """This server less the best rival, under each of the seeds that both have; `kind` is "real " for real processes."""
-    rounds, mine = f"{kind}rounds", f"{kind}ours"
-    designs = [f"{each} {more}".strip() for each in plan.designs(str(where[1]), int(str(where[2]))).values()]
-    tried = [(mean(found), rate, each) for each in designs for rate, found in [losses.best(where, rounds, each)] if found]
+    tried = _rivals(losses, where, more, kind)
     if not tried:
         return []
     _, rate, settings = min(tried)
-    theirs = losses.seeds(*where, rounds, f"rate={rate} {settings}".strip())
-    ours = losses.seeds(*where, mine, _settings(losses, where, plan.BOTH, more, mine))
-    return _paired(ours, theirs)
+    theirs = losses.seeds(*where, f"{kind}rounds", f"rate={rate} {settings}".strip())
+    return _paired(_ours(losses, where, more, kind), theirs)
+
+
+def _rivals(losses: Losses, where: Cell, more: str, kind: str) -> list[tuple[float, str, str]]:
+    """The mean loss of each form of DDP that was tried there, its best rate, and its settings."""
+    designs = [f"{each} {more}".strip() for each in plan.designs(str(where[1]), int(str(where[2]))).values()]
+    tried = ((each, *losses.best(where, f"{kind}rounds", each)) for each in designs)
+    return [(mean(found), rate, each) for each, rate, found in tried if found]
+
+
+def _ours(losses: Losses, where: Cell, more: str, kind: str) -> dict[int, Outcome]:
+    """This server's outcome of each seed."""
+    return losses.seeds(*where, f"{kind}ours", _settings(losses, where, plan.BOTH, more, f"{kind}ours"))
+
+
+def elsewhere(losses: Losses) -> str:
+    """The table of docs/method.md: this server and the best form of DDP in other places. Bold: not level, by three seeds."""
+    columns = ("equal", "mixed", "exponential", "straggler")
+    rows = []
+    for name, (model, workers, rounds, more, kind) in _ELSEWHERE.items():
+        places = [(model, profile, workers, rounds) for profile in columns]
+        cells = [_beside(losses, where, more, kind) for where in places]
+        seeds = [len(_ours(losses, where, more, kind)) for where, cell in zip(places, cells, strict=True) if cell]
+        rows.append([name, " to ".join(map(str, sorted({min(seeds), max(seeds)}))), *cells])
+    return table(["", "seeds", *columns], rows)
+
+
+def _beside(losses: Losses, where: Cell, more: str, kind: str) -> str:
+    """The mean loss of this server, and that of the best form of DDP; empty if one of them was not tried."""
+    ours, tried = [each.loss for each in _ours(losses, where, more, kind).values()], _rivals(losses, where, more, kind)
+    if not (ours and tried):
+        return ""
+    apart = differences(losses, where, more, kind)
+    bold = "**" * (len(apart) > 2 and verdict(apart) != "level")
+    return f"{bold}{mean(math.inf if each is None else each for each in ours):.3f}, {min(tried)[0]:.3f}{bold}"
 
 
 def _paired(made: Mapping[int, Outcome], others: Mapping[int, Outcome]) -> list[float]:

@@ -12,7 +12,7 @@ from benchmarks.paper.experiments import Experiment
 EFFECTIVE_BATCH = 256  # B of Fig. 4: samples of all workers together in a round
 STRAGGLER_SLOWDOWN = 10.0
 COMMITS_A_REPLACEMENT = 1400  # in which a group of workers has started, trained, and may go: some ten seconds
-PAPERS_STEPS, PAPERS_WORKERS = 937, 100  # of Fig. 2; so many batches of 64 are MNIST once
+PAPERS_STEPS, PAPERS_WORKERS = 937, 100  # of Fig. 2; 937 batches of 64 are one epoch of MNIST
 BASIC_RULES = ("gem", "adaptive", "downpour")
 
 

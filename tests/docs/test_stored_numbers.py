@@ -17,9 +17,8 @@ from matplotlib.figure import Figure
 from benchmarks import tuning
 from benchmarks.finals import __main__ as finals
 from benchmarks.finals import plan
-from benchmarks.finals.page import Losses, costs, difference, differences, verdict
+from benchmarks.finals.page import Losses, costs, difference, differences, elsewhere, verdict
 from benchmarks.finals.runs import stored
-from benchmarks.lib.page import table
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.paper import page as paper
 from benchmarks.paper.plan import FIGURES, Scale
@@ -29,6 +28,7 @@ from benchmarks.versus.profiles import KINDS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
+FOUR = ("equal", "mixed", "exponential", "straggler")
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
 
 
@@ -115,52 +115,6 @@ def test_the_tables_of_the_method_are_of_stored_runs() -> None:
     ):  # fmt: skip
         cells = [costs(losses, each, plan.ours(parts[name])) for each in FOUR]
         assert f"| {name} | {' | '.join(f'{mean(each):+.3f}' for each in cells)} |" in text
-
-
-FOUR = ("equal", "mixed", "exponential", "straggler")
-ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind of run
-    "50 rounds": ("transformer", 8, 50, "", ""),
-    "400 rounds": ("transformer", 8, 400, "", ""),
-    "1,000 rounds": ("transformer", 8, 1000, "", ""),
-    "3,000 rounds": ("transformer", 8, 3000, "", ""),
-    "2 workers": ("transformer", 2, 200, "", ""),
-    "4 workers": ("transformer", 4, 200, "", ""),
-    "16 workers": ("transformer", 16, 200, "", ""),
-    "32 workers": ("transformer", 32, 200, "", ""),
-    "constant rate": ("transformer", 8, 200, plan.CONSTANT, ""),
-    "1,090,848 parameters": ("large", 8, 200, "", ""),
-    "convolutional network, MNIST": ("convnet", 8, 200, "", ""),
-    "tagger": ("tagger", 8, 200, "", ""),
-    "graph network": ("trees", 8, 200, "", ""),
-    "real processes": ("transformer", 8, 200, "", "real "),
-}
-
-
-def elsewhere(losses: Losses) -> str:
-    """The report's table of this server and the best form of DDP in other places. Bold: see `verdict`."""
-    rows = []
-    for name, (model, workers, rounds, more, kind) in ELSEWHERE.items():
-        cells, seeds = list[str](), list[int]()
-        for profile in FOUR:
-            where = (model, profile, workers, rounds)
-            best_rate = model in plan.OTHER_RATES or more
-            whole = f"{plan.BOTH} {more}".strip()
-            mine = (
-                losses.best(where, f"{kind}ours", whole)[1] if best_rate else losses.of(*where, f"{kind}ours", plan.ours(whole))
-            )
-            designs = [f"{each} {more}".strip() for each in plan.designs(profile, workers).values()]
-            tried = [found for each in designs if (found := losses.best(where, f"{kind}rounds", each)[1])]
-            if not (mine and tried):
-                cells.append("")
-                continue
-            apart = differences(losses, where, more, kind)
-            bold = "**" if len(apart) > 2 and verdict(apart) != "level" else ""
-            cells.append(f"{bold}{mean(mine):.3f}, {min(map(mean, tried)):.3f}{bold}")
-            seeds.append(len(mine))
-        if not seeds:
-            continue
-        rows.append([name, f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}", *cells])
-    return table(["", "seeds", *FOUR], rows)
 
 
 def test_the_reports_other_places_are_of_stored_runs() -> None:

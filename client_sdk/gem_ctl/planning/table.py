@@ -50,7 +50,7 @@ def _needs(scenario: Scenario, planned: Plan) -> dict[str, str]:
 
 
 def _pays(scenario: Scenario) -> str:
-    """How many workers pay, and how fast so many are; none do if a plain loop is faster than any number."""
+    """The number of workers that pay, and their speed beside a plain loop. None pay if that loop is faster than any of them."""
     pays, setup = workers_that_pay(scenario), scenario.setup
 
     def speed(workers: int) -> float:

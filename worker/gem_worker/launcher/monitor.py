@@ -306,10 +306,12 @@ def _instead(seconds: dict[str, float]) -> list[str]:
         return []
     names = ("none_waits", "fastest_alone", "fast_in_step", "all_in_step")
     ours, alone, fast, whole = (seconds[f"{name}_seconds"] for name in names)
-    rows = [("all, as here, if none waits", ours), ("the fastest worker alone", alone)]
-    rows.append(("all in step, waiting for the slowest", whole))
-    if fast not in (alone, whole):
-        rows.insert(2, (f"the {seconds['fast_workers']:.0f} fastest in step", fast))
+    rows = [
+        ("all, as here, if none waits", ours),
+        ("the fastest worker alone", alone),
+        *[(f"the {seconds['fast_workers']:.0f} fastest in step", fast)] * (fast not in (alone, whole)),
+        ("all in step, waiting for the slowest", whole),
+    ]
     head = "  as many samples, computed from the simulated step times, without exchanges:"
     return [head, *(f"    {who:<36}  {time:.0f} s" for who, time in rows)]
 
