@@ -1,7 +1,7 @@
 """How settings change a run under AdamW: the measurements behind docs/tuning.md.
 
 Each run is one of gem-train. A result is kept in docs/results/tuning/runs.json and is not measured again. The page and the
-picture there are drawn from that file. Its first runs had a server and workers in threads of one process, as the page says.
+picture there are drawn from that file.
 """
 
 from __future__ import annotations
@@ -69,8 +69,6 @@ class Choice:
         given = {name: value for name, value in vars(self).items() if name != "workers" and value is not None}
         if self.optimizer == "worker":
             del given["learning_rate"]
-        given |= {"smallest_share": 1.0, "reply_wait": 0.0}  # not in step: as it was measured
-        given |= {"rule_options": "growth=0"} if (self.rule, self.optimizer) == ("gem", "adamw") else {}
         return Hyperparameters(batch_size=BATCH, **given).with_defaults(given)
 
 

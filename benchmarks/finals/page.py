@@ -96,12 +96,13 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
     others = [each for each in places if each != MAIN and each[1:] not in {*plan.WITHOUT.values(), *plan.number_alone()}]
     rows = [row for place in others for row in _short_rows(losses, *place)] + _short_rows(losses, *MAIN, plan.CONSTANT)
-    heads = ["Cluster", "this server", "DDP, all", "an expert's best", "difference"]
+    heads = ["Cluster", "this server", "DDP, all", "an expert's best"]
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
         missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), main=_main(losses),
         others=table(["Model, workers, rounds", *heads], rows),
         apart=_apart(losses), real=_real(losses, places), parts=_parts(losses, results), number=_number(losses),
+        rates=_rates(losses), memory=_memory(losses),
     )  # fmt: skip
 
 
@@ -122,6 +123,11 @@ def interval(found: Sequence[float]) -> float:
     return float(student.ppf(0.975, len(found) - 1)) * standard_error(found)
 
 
+def _told(found: Sequence[float]) -> str:
+    """The mean, and its interval; empty if there are less than three."""
+    return f"{mean(found):+.3f} ± {interval(found):.3f}" if len(found) > 2 else ""
+
+
 def verdict(found: Sequence[float]) -> str:
     """Of `differences`: lower or higher, if 0 is outside of the interval; else level."""
     middle = mean(found)
@@ -130,25 +136,20 @@ def verdict(found: Sequence[float]) -> str:
 
 def difference(losses: Losses, where: Cell, more: str = "", kind: str = "") -> str:
     """The mean of `differences`, and its 95 % interval; empty if there are less than three."""
-    found = differences(losses, where, more, kind)
-    return f"{mean(found):+.3f} ± {interval(found):.3f}" if len(found) > 2 else ""
+    return _told(differences(losses, where, more, kind))
 
 
 def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> list[float]:
     """This server less the best rival, under each of the seeds that both have; `kind` is "real " for real processes."""
-    tried = _rivals(losses, where, more, kind)
-    if not tried:
-        return []
-    _, rate, settings = min(tried)
-    theirs = losses.seeds(*where, f"{kind}rounds", f"rate={rate} {settings}".strip())
-    return _paired(_ours(losses, where, more, kind), theirs)
+    return _paired(_ours(losses, where, more, kind), _best_rival(losses, where, more, kind))
 
 
-def _rivals(losses: Losses, where: Cell, more: str, kind: str) -> list[tuple[float, str, str]]:
-    """The mean loss of each form of DDP that was tried there, its best rate, and its settings."""
+def _best_rival(losses: Losses, where: Cell, more: str, kind: str) -> dict[int, Outcome]:
+    """The outcome of each seed of the form of DDP with the lowest mean loss, at its best rate; empty if none was tried."""
     designs = [f"{each} {more}".strip() for each in plan.designs(str(where[1]), int(str(where[2]))).values()]
     tried = ((each, *losses.best(where, f"{kind}rounds", each)) for each in designs)
-    return [(mean(found), rate, each) for each, rate, found in tried if found]
+    made = [(mean(found), f"rate={rate} {each}".strip()) for each, rate, found in tried if found]
+    return losses.seeds(*where, f"{kind}rounds", min(made)[1]) if made else {}
 
 
 def _ours(losses: Losses, where: Cell, more: str, kind: str) -> dict[int, Outcome]:
@@ -163,19 +164,21 @@ def elsewhere(losses: Losses) -> str:
     for name, (model, workers, rounds, more, kind) in _ELSEWHERE.items():
         places = [(model, profile, workers, rounds) for profile in columns]
         cells = [_beside(losses, where, more, kind) for where in places]
-        seeds = [len(_ours(losses, where, more, kind)) for where, cell in zip(places, cells, strict=True) if cell]
-        rows.append([name, " to ".join(map(str, sorted({min(seeds), max(seeds)}))), *cells])
+        seeds = {count for count, _ in cells if count}
+        rows.append([name, " to ".join(map(str, sorted({min(seeds), max(seeds)}))), *(cell for _, cell in cells)])
     return table(["", "seeds", *columns], rows)
 
 
-def _beside(losses: Losses, where: Cell, more: str, kind: str) -> str:
-    """The mean loss of this server, and that of the best form of DDP; empty if one of them was not tried."""
-    ours, tried = [each.loss for each in _ours(losses, where, more, kind).values()], _rivals(losses, where, more, kind)
-    if not (ours and tried):
-        return ""
-    apart = differences(losses, where, more, kind)
+def _beside(losses: Losses, where: Cell, more: str, kind: str) -> tuple[int, str]:
+    """How many seeds this server and the best form of DDP share, and the mean loss of each; 0 and empty if none."""
+    ours, theirs = _ours(losses, where, more, kind), _best_rival(losses, where, more, kind)
+    shared = [seed for seed in ours if seed in theirs]
+    if not shared:
+        return 0, ""
+    apart = _paired(ours, theirs)
     bold = "**" * (len(apart) > 2 and verdict(apart) != "level")
-    return f"{bold}{mean(math.inf if each is None else each for each in ours):.3f}, {min(tried)[0]:.3f}{bold}"
+    first, second = (mean(each[seed].loss or math.inf for seed in shared) for each in (ours, theirs))
+    return len(shared), f"{bold}{first:.3f}, {second:.3f}{bold}"
 
 
 def _paired(made: Mapping[int, Outcome], others: Mapping[int, Outcome]) -> list[float]:
@@ -201,7 +204,7 @@ def _short_rows(losses: Losses, model: str, workers: int, rounds: int, more: str
         cells += [_best(losses, where, "rounds", more), _experts(losses, where, "rounds", more)]
         if any(cells):
             place = "" if rows else f"{model}, {workers}, {rounds:,}{', constant rate' if more else ''}"
-            rows.append([place, profile, *cells, difference(losses, where, more)])
+            rows.append([place, profile, *cells])
     return rows
 
 
@@ -297,6 +300,29 @@ def _number(losses: Losses) -> str:
             cells.append(text(seeds) + sooner)
         rows.append([workers, *cells])
     return table(["Workers", *(f"{each:,} batches each" for each in plan.LENGTHS)], rows)
+
+
+def _rates(losses: Losses) -> str:
+    """The best rate of one worker alone, and those of 8 workers, on other models."""
+    rows = []
+    for model, tried in plan.ONE_WORKERS_RATES.items():
+        clusters = [(model, "equal", 1, 200), *((model, profile, 8, 200) for profile in plan.THREE)]
+        rows.append([model, ", ".join(map(str, tried)), *(losses.best(where, "ours", plan.BOTH)[0] for where in clusters)])
+    return table(["Model", "one worker tried", "best for one", *(f"8, {profile}" for profile in plan.THREE)], rows)
+
+
+def _memory(losses: Losses) -> str:
+    """Rounds whose optimizer has this server's memory, beside the usual one and this server, under the same seeds."""
+    rows = []
+    for profile, team in plan.BEST_TEAMS.items():
+        where = (MAIN[0], profile, *MAIN[1:])
+        rate, shorter = losses.best(where, "rounds", f"{team} {plan.SHORTER}".strip())
+        usual = losses.seeds(*where, "rounds", f"rate={losses.best(where, 'rounds', team)[0]} {team}".strip())
+        made = losses.seeds(*where, "rounds", f"rate={rate} {team} {plan.SHORTER}".replace("  ", " "))
+        ours = losses.seeds(*where, "ours", plan.ours(plan.BOTH))
+        if shorter:
+            rows.append([profile, rate, text(shorter), _told(_paired(made, usual)), _told(_paired(ours, made))])
+    return table(["Cluster", "rate", "rounds with this memory", "less the usual memory", "this server less it"], rows)
 
 
 def _as_long(alone: Mapping[int, float], loss: float) -> float:

@@ -49,13 +49,14 @@ OTHERS = tuple(name for name in KINDS if name not in HARD)
 BEST_RIVALS = {  # of the first three seeds; further seeds are made of them alone
     "noisy": "rate=0.02 team=backup first=4", "straggler": "rate=0.015 team=fast", "mixed": "rate=0.02 team=proportion",
     "exponential": "rate=0.015 team=backup first=1", "spot": "rate=0.015", "far": "rate=0.015 team=fast",
-    "quarter": "rate=0.015 team=fast", "first": "rate=0.015 team=proportion", "pausing": "rate=0.015 team=backup first=6",
+    "quarter": "rate=0.015 team=fast", "first": "rate=0.01 team=proportion", "pausing": "rate=0.015 team=backup first=6",
 }  # fmt: skip
 BEYOND = (
     ("noisy", 0.02, "team=backup first=4"), ("noisy", 0.03, "team=backup first=4"), ("mixed", 0.03, "team=proportion"),
     ("exponential", 0.02, "team=backup first=1"), ("exponential", 0.02, "team=backup first=2"),
     ("spot", 0.01, ""), ("far", 0.01, "team=fast"),
-    ("quarter", 0.01, "team=fast"), ("first", 0.01, "team=proportion"), ("pausing", 0.01, "team=backup first=6"),
+    ("quarter", 0.01, "team=fast"), ("first", 0.01, "team=proportion"), ("first", 0.006, "team=proportion"),
+    ("pausing", 0.01, "team=backup first=6"),
 )  # fmt: skip
 MORE_SEEDS = (3, 4, 5)
 THREE = ("equal", "mixed", "exponential")
@@ -66,6 +67,12 @@ DDP_RATES = (0.01, 0.015, 0.02)
 FEW_RATES = (0.006, 0.01, 0.015)
 ALL, FAST, PROPORTION, BACKUP = "DDP, all", "without the slow", "in proportion", "backup workers"
 CONSTANT = "schedule=constant"
+SHORTER = "memory=0.5625"  # of rounds: as long as that of this server's rule, (n + 1)/2n of the usual, with 8 equal workers
+BEST_TEAMS = {"equal": "", "mixed": "team=proportion", "straggler": "team=fast"}  # of the first three seeds, in 200 rounds
+ONE_WORKERS_RATES = {  # in 200 batches
+    "large": (0.001, 0.002, 0.004, 0.008), "convnet": (0.004, 0.008, 0.016), "tagger": (0.008, 0.016, 0.032),
+    "trees": (0.008, 0.016, 0.032),
+}  # fmt: skip
 APART = {  # what else trains without waiting in each step, and how
     "local SGD, 8 steps": ("local", "steps=8"),
     "DiLoCo, 20 steps": ("local", "steps=20 outer=0.7 momentum=0.9"),
@@ -156,10 +163,27 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *_ours([BOTH], EQUAL_AND_MIXED, 400, TWO), *_today(EQUAL_AND_MIXED, 400, TWO),
         *_rivals(EQUAL_AND_MIXED, 400, TWO, rates=(0.01, 0.015)),
         *_ours([BOTH], EQUAL_AND_MIXED, 3000, (0,)), *_rivals(EQUAL_AND_MIXED, 3000, (0,), rates=(0.01,)),
+        *(  # the rates beyond those
+            run
+            for rounds, seeds, profiles, rate in (
+                (400, TWO, EQUAL_AND_MIXED, 0.02), (1000, TWO, tuple(BEST_TEAMS), 0.02), (3000, (0,), EQUAL_AND_MIXED, 0.015),
+            )
+            for profile in profiles
+            for run in _runs("rounds", [BEST_TEAMS[profile]], [profile], rounds, seeds, rates=(rate,))
+        ),
+    ],
+    "memory": [
+        run
+        for profile, team in BEST_TEAMS.items()
+        for run in _runs("rounds", [f"{team} {SHORTER}".strip()], [profile], rates=DDP_RATES)
+    ],
+    "one worker's rate": [
+        run
+        for model, rates in ONE_WORKERS_RATES.items()
+        for run in _ours([BOTH], ["equal"], seeds=(0,) if model == "large" else TWO, workers=1, rates=rates, model=model)
     ],
     "constant": [
-        *_ours([f"{each} {CONSTANT}".strip() for each in (BOTH, TODAY)], THREE, seeds=TWO, rates=(0.003, 0.006, 0.009)),
-        *_rivals(THREE, 200, TWO, rates=(0.01, 0.015, 0.02), more=CONSTANT),
+        *_ours([f"{BOTH} {CONSTANT}"], HARD, rates=(0.003, 0.006, 0.009)), *_rivals(HARD, 200, more=CONSTANT),
     ],
     "apart": [
         Run("transformer", profile, 8, seed, 200, method, f"rate={rate} {settings}")
@@ -170,7 +194,10 @@ QUESTIONS: Mapping[str, list[Run]] = {
         run
         for method, settings in APART.values()
         if method == "dana"
-        for run in _runs(method, [settings], THREE, seeds=TWO, rates=(0.001, 0.002, 0.004))
+        for run in (
+            *_runs(method, [settings], THREE, seeds=TWO, rates=(0.001, 0.002, 0.004)),
+            *(_runs(method, [settings], ["exponential"], seeds=TWO, rates=(0.008,)) if "gap" in settings else ()),
+        )
     ],
     "convnet": [
         *_ours([BOTH, TODAY], THREE, seeds=TWO, model="convnet", rates=(0.004, 0.008)),
@@ -202,8 +229,8 @@ QUESTIONS: Mapping[str, list[Run]] = {
 
 
 def number_alone() -> set[tuple[int, int]]:
-    """Workers and rounds of what only the question for the number of workers needs."""
-    others = [run for question, found in QUESTIONS.items() if question != "number" for run in found]
+    """Workers and rounds of what only the questions for the number of workers and the rate of one need."""
+    others = [run for question, found in QUESTIONS.items() if question not in ("number", "one worker's rate") for run in found]
     return {(run.workers, run.rounds) for run in QUESTIONS["number"]} - {(run.workers, run.rounds) for run in others}
 
 

@@ -88,32 +88,35 @@ def _away(profile: Profile, worker: int, workers: int, now: float) -> bool:
 
 
 class Adam:
-    """The moments of PyTorch's AdamW."""
+    """The moments of PyTorch's AdamW, with β₁ and β₂ to the power of 1 / `memory`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, memory: float = 1.0) -> None:
+        self._beta1, self._beta2 = BETA1 ** (1 / memory), BETA2 ** (1 / memory)
         self._first, self._second = np.zeros(size, F), np.zeros(size, F)
         self._left1, self._left2 = 1.0, 1.0  # what is left of the zeros that the moments began with
 
     def direction(self, gradient: Vector, theta: Vector) -> Vector:
         """Takes a gradient in. Returns the direction of the step from θ."""
-        self._first = F(BETA1) * self._first + F(1 - BETA1) * gradient
-        self._second = F(BETA2) * self._second + F(1 - BETA2) * gradient * gradient
-        self._left1, self._left2 = self._left1 * BETA1, self._left2 * BETA2
+        beta1, beta2 = self._beta1, self._beta2
+        self._first = F(beta1) * self._first + F(1 - beta1) * gradient
+        self._second = F(beta2) * self._second + F(1 - beta2) * gradient * gradient
+        self._left1, self._left2 = self._left1 * beta1, self._left2 * beta2
         mean, square = self._first / F(1 - self._left1), self._second / F(1 - self._left2)
         return np.asarray(mean / (np.sqrt(square) + F(EPSILON)) + F(DECAY) * theta, F)
 
 
 @dataclass
 class Synchronous:
-    """AdamW with the mean gradient of a round, weighted by samples."""
+    """AdamW with the mean gradient of a round, weighted by samples; its moments' memory is `memory` times as long as usual."""
 
     rate: float
     schedule: str = "cosine"
+    memory: float = 1.0
 
     def train(
         self, theta: Vector, all_rounds: list[Round], joint: Callable[[Vector, list[tuple[int, int, int]]], Vector], look: Look
     ) -> Vector:
-        adam, theta = Adam(theta.size), theta.copy()
+        adam, theta = Adam(theta.size, self.memory), theta.copy()
         factor = cosine if self.schedule == "cosine" else constant
         for number, one in enumerate(all_rounds):
             if look(one.time, theta):

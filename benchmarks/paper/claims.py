@@ -195,7 +195,7 @@ def against_sequential(column: Callable[[Result], float]) -> Judge:
 
 
 def overfits(rule: str, expected: bool) -> Judge:
-    """Judges whether the validation loss under a rule ends clearly above its lowest."""
+    """Judges whether the validation loss under a rule ends clearly above its lowest, while the training loss falls."""
 
     def judge(measured: Lines) -> Verdict | None:
         mine = _find(measured, lambda run: run.rule == rule)
@@ -203,11 +203,15 @@ def overfits(rule: str, expected: bool) -> Judge:
             return None
         rises, places = zip(*map(stats.validation_rise, mine.results), strict=True)
         epochs = [place * stats.data_epochs(result)[-1] for place, result in zip(places, mine.results, strict=True)]
+        trained = stats.spread(map(stats.training_rise, mine.results, places))
         text = (
             f"validation loss at the end, divided by its lowest: {stats.spread(rises).text('{:.2f}')}; lowest in epoch "
-            f"{stats.spread(epochs).text('{:.0f}')} of {stats.data_epochs(mine.results[0])[-1]:.0f}"
+            f"{stats.spread(epochs).text('{:.0f}')} of {stats.data_epochs(mine.results[0])[-1]:.0f}; training loss since then: "
+            f"times {trained.text('{:.2f}')}"
         )
-        return Verdict(text, _yes((stats.spread(rises).mean > _SAME) == expected))
+        rose = stats.spread(rises).mean > _SAME
+        unstable = rose and expected and trained.mean > 1  # then it is no overfitting
+        return Verdict(text, Agreement.PARTLY if unstable else _yes(rose == expected))
 
     return judge
 

@@ -176,6 +176,12 @@ def validation_rise(result: Result) -> tuple[float, float]:
     return float(losses[-1] / losses[lowest]), float(result.evaluations["version"][lowest] / result.evaluations["version"][-1])
 
 
+def training_rise(result: Result, place: float) -> float:
+    """The training loss at the end, divided by that at this share of the run, over the same tenths."""
+    losses, versions = smooth(result.curves["loss"], _FINAL), result.curves["version"]
+    return float(losses[-1] / np.interp(place * versions[-1], versions, losses))
+
+
 def learned(result: Result) -> bool:
     """Whether the model learned: it did not if the run diverged or stayed at chance."""
     return final(result) < NOT_LEARNED

@@ -26,7 +26,8 @@ def draw(folder: Path) -> Path:
         Path(__file__).with_name("page.txt"), folder.with_suffix(".md"),
         table=ported_table(measured), programs=count(len(programs), "program"), median=short(median(lines or [0])),
         most=max(lines, default=0), several=sum(len(seeds(results)) >= 3 for _, results in known),
-        worse=", ".join(worse) or "none", notes=_notes(programs),
+        worse=", ".join(worse) or "none", behind=sum(gain(program, results, "three") < 0 for program, results in measured),
+        measured=len(measured), notes=_notes(programs),
         dealt=", ".join(program.name for program in programs if program.together),
         missing=", ".join(program.name for program, results in known if not seeds(results)) or "none",
     )  # fmt: skip
@@ -72,11 +73,11 @@ def _differences(results: Results, kind: str, seed: int) -> list[float]:
     return [abs(x - y) for x, y in zip(alone, other, strict=False)]
 
 
-def gain(program: Program, results: Results) -> float:
-    """How much better three workers are in the time of one, as a share of one worker's quality."""
+def gain(program: Program, results: Results, kind: str = "longer") -> float:
+    """How much better three workers are in the time of one, or in another `kind` of run, as a share of one worker's quality."""
     have = seeds(results)
-    one, longer = (mean(results[Run(kind, seed)].quality for seed in have) for kind in ("one", "longer"))
-    return (longer - one) / (abs(one) or 1.0) * (1 if program.higher else -1)
+    one, three = (mean(results[Run(each, seed)].quality for seed in have) for each in ("one", kind))
+    return (three - one) / (abs(one) or 1.0) * (1 if program.higher else -1)
 
 
 def noise(results: Results) -> float:

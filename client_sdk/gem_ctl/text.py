@@ -49,6 +49,7 @@ def _overview(run: pb.GetStatusResponse, sparks: int) -> list[tuple[str, str]]:
         *([("stalled", stall(run.stall))] if run.HasField("stall") else []),
         *([("begins", start(run))] if run.HasField("start") else []),
         ("rule", f"{settings.rule}, {rate}"),
+        *([] if run.parameter_count else [("settings", "the first worker may bring an optimizer, its rate and a schedule")]),
         *special(settings).items(),
         *([("range", place(run))] if run.range_count > 1 else []),
         ("version", f"{run.version} ({counts(run.commits)})"),

@@ -136,7 +136,7 @@ class Hyperparameters:
     local_momentum: float = _declare(0.0, values=Range(ge=0, lt=1), workers_use=True, status=("nesterov", "{:g}"),
         help="Nesterov momentum of the local steps.")
     weight_decay: float = _declare(0.0, "Steps of the workers", values=Range(ge=0, le=1),
-        other_defaults={("optimizer", "adamw"): 0.01}, workers_use=True, status=("decay", "{:g}·θ"),  # PyTorch's default
+        other_defaults={("optimizer", "adamw"): 0.01}, workers_use=True, status=("weights", "decay {:g}"),  # PyTorch's default
         help="Workers add this value times θ to each gradient; with adamw and lion, the server applies it instead.")
     schedule: str = _declare("constant", "Rule", values=SCHEDULES, workers_use=True,
         help="How the learning rate changes with the version, such as cosine:versions=9400,warmup=100. step: it is multiplied "

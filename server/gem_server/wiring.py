@@ -77,7 +77,7 @@ class Wiring:
         if self.directory_lock:
             opened.enter_context(self.directory_lock)
 
-        self.core, last_record, self.outdated = make_core(config, clock, logger)
+        self.core, last_record, self.outdated, written = make_core(config, clock, logger)
         core = self.core
         core.leases.extend_after_suspension(clock())  # restored leases do not expire because this start takes long
         core.rule.use_threads(Threads(config.apply_threads))
@@ -89,7 +89,7 @@ class Wiring:
         self.history = open_history(history, core.next_ticket, wall, logger) if history else None
         if self.history:
             opened.callback(self.history.close)
-        self.progress, self.traffic = _new_progress(core, clock()), Traffic()
+        self.progress, self.traffic = new_progress(core, clock(), wall(), written), Traffic()
         unix = lambda at: wall() - clock() + at  # noqa: E731
         certificates = self.endpoint.certificates
         self.metrics = Metrics(
@@ -143,9 +143,9 @@ class Wiring:
         return GroupCommit(journal, file, logger, clock, metrics.flushed, lambda: self.checkpointer.write())
 
 
-def _new_progress(core: Core, now: float) -> Progress:
-    """A resumed run begins with the checkpoint that it was restored from."""
+def new_progress(core: Core, now: float, unix: float, written: float | None) -> Progress:
+    """A resumed run begins with the checkpoint that it was restored from, which was `written` before `unix`, the present."""
     progress = Progress(now, lambda worker: core.leases.named(worker) is not None)
-    if core.central.initialized:
-        progress.checkpointed(core.central.version, now)
+    if written is not None:
+        progress.checkpointed(core.central.version, now - max(0.0, unix - written))
     return progress

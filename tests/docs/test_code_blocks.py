@@ -60,7 +60,7 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path) -> None
                 assert complete(live), f"{block} left the run incomplete"
 
 
-def test_the_loop_that_a_script_for_ddp_becomes_completes_a_run() -> None:
+def test_the_loop_that_a_script_for_ddp_becomes_completes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = [each for each in blocks(language="diff", folder="docs/guides") if "-sampler = DistributedSampler" in each.text]
     kept = "".join(line[1:] for line in block.text.splitlines(keepends=True) if not line.startswith("-"))
     kept = kept.replace("num_workers=2", "num_workers=0")  # tests/client has a loader with processes
@@ -78,10 +78,13 @@ def test_the_loop_that_a_script_for_ddp_becomes_completes_a_run() -> None:
         "data": TensorDataset(x, torch.sin(x)),
         "make_model": lambda: nn.Sequential(nn.Linear(1, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 1)),
         "loss_of": nn.functional.mse_loss,
+        "validate": lambda model: None,
     }
+    monkeypatch.chdir(tmp_path)
     with serving(config(Hyperparameters(epochs=1, shard_size=256))) as live:
         run(block._replace(text=kept), names, live.address)
         assert complete(live)
+    assert (tmp_path / "model.pt").exists(), "the one worker is the one to save"
 
 
 def test_the_page_of_unusual_programs_shows_lines_of_the_examples() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from gem_server.config import StartError
 from gem_server.durability.log_cli import main as log
 from gem_server.durability.resume import Beginning, lock_directory, make_core
 from gem_server.durability.state import require_hyperparameters
+from gem_server.wiring import new_progress
 from kit.core import commit, save_core, start
 from kit.core import make_core as new_core
 from kit.server import config
@@ -33,6 +35,14 @@ def saved(tmp_path: Path) -> Path:
     commit(core, ann, 1, 1.0)
     save_core(core, tmp_path)
     return tmp_path
+
+
+def test_a_resumed_run_knows_when_its_checkpoint_was_written(saved: Path) -> None:
+    (state,) = saved.glob("checkpoint-*/state.json")
+    os.utime(state, (5e8, 1e9))
+    beginning, _ = begun(saved, KEPT, set())
+    progress = new_progress(beginning.core, 100.0, 1e9 + 4000.0, beginning.written)
+    assert (progress.checkpoint_version, progress.checkpoint_at) == (1, 100.0 - 4000.0), "its age is not that of the restart"
 
 
 def resumed(folder: Path, asked: Hyperparameters, given: set[str]) -> dict[str, str]:

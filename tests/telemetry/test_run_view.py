@@ -146,7 +146,9 @@ def test_time_stands_still_before_the_first_commit_and_without_workers(watched: 
     assert watched.rate == 0
 
 
-def test_the_rate_is_that_of_the_last_seconds_from_the_first_commit_on(watched: Watched) -> None:
+def test_the_rate_is_that_of_the_last_seconds_from_the_first_commit_to_the_last(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(100):
         watched.wait(SAMPLE_SECONDS)
     assert watched.rate is None
@@ -157,6 +159,8 @@ def test_the_rate_is_that_of_the_last_seconds_from_the_first_commit_on(watched: 
     for _ in range(40):
         watched.wait(SAMPLE_SECONDS)
     assert watched.rate == 0
+    monkeypatch.setattr(watched.core.ledger, "complete_for", lambda workers: True)
+    assert watched.rate is None, "after the end it would fall for seconds, and say nothing"
 
 
 def test_samples_at_the_same_moment_divide_nothing_by_zero() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from gem_api.checkpoint import STATE
 from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperparameters, flag
 from gem_api.process.files import lock, sync_directory
 from gem_api.process.logs import Logger
@@ -33,11 +34,13 @@ class Beginning(NamedTuple):
         core: A new run's, or the one restored from the newest checkpoint and the log since.
         number: Number of the log's last record.
         outdated: Whether this start has changed hyper-parameters that the run's workers use.
+        written: Unix time at which that checkpoint was written; None if a new run begins.
     """
 
     core: Core
     number: int
     outdated: bool
+    written: float | None = None
 
 
 def make_log(config: ServerConfig, run_id: str, number: int) -> tuple[Journal, LogFile] | None:
@@ -137,7 +140,8 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], logger: Logger) -
         "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
         from_log=core.central.version - recovered.saved,
     )  # fmt: skip
-    return Beginning(core, recovered.number, outdated=bool(changed.intersection(USED_BY_WORKERS)))
+    outdated = bool(changed.intersection(USED_BY_WORKERS))
+    return Beginning(core, recovered.number, outdated, (recovered.checkpoint / STATE).stat().st_mtime)
 
 
 def _require_no_checkpoint(directory: Path) -> None:

@@ -96,7 +96,7 @@ class RunView:
             worker_count=len(core.leases.live),
             lease_seconds=core.leases.duration,
             learning_rate=server_rate(core.settings, core.central.progress),
-            commits_per_second=self._rate.value,
+            commits_per_second=None if core.complete else self._rate.value,
             nonfinite_losses=progress.nonfinite_losses,
             begin_version=self._begin_version,
             start_version=self._start_version,
