@@ -69,6 +69,17 @@ def test_opposite_results_agree_with_no_claim() -> None:
     assert set(verdicts((*PAPER, *OURS), the_opposite).values()) == {Agreement.NO}
 
 
+def test_a_training_loss_that_rises_too_is_an_unstable_run_rather_than_an_overfitted_one() -> None:
+    def unstable(experiment: Experiment) -> Result:
+        result = overfitted(made_up(experiment))
+        places = np.linspace(0, 1, len(result.curves["version"]))
+        return replace(result, curves=result.curves | {"loss": 0.1 + np.abs(places - 0.5)})
+
+    verdict = claim("Momentum SGD starts").judge(measured("5", FULL, unstable))
+    assert verdict is not None
+    assert verdict.agrees is Agreement.PARTLY
+
+
 def test_fewer_workers_than_the_papers_do_not_compare_with_its_accuracy() -> None:
     claims = tuple(claim for claim in PAPER if claim.figure == "2")
     assert set(verdicts(claims, as_claimed, replace(FULL, many=16)).values()) == {Agreement.UNKNOWN}
