@@ -61,6 +61,7 @@ class Rule:
         whole: Whether π compares with the step of a whole batch, not with that of the share.
         common: Whether all replies that are released together are the s of the last commit.
         schedule: "cosine" or "constant".
+        memory: h = 1 + (n − 1)·`memory`: of how many rounds the moments are, in those of the optimizer.
     """
 
     rate: float
@@ -72,6 +73,7 @@ class Rule:
     whole: bool = True
     common: bool = False
     schedule: str = "cosine"
+    memory: float = 0.5
     commit = staticmethod(_commit)
 
     def begin(self, theta: Vector) -> tuple[Vector, Vector, Vector, Vector]:
@@ -110,7 +112,7 @@ class Rule:
             stale[worker] = min(done - bases[worker], MOST * workers - 1.0)
             n = max(1.0, min(done - own[worker] + weight, MOST * workers))
             common_tau = (n - 1) / 2
-            h = (n + 1) / 2
+            h = 1 + (n - 1) * self.memory
             b1, b2 = BETA1 ** (weight / h), BETA2 ** (weight / h)
             left1, left2, age = left1 * b1, left2 * b2, age + weight / h
             eta = self.rate * factor(done, total)

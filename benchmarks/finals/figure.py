@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.finals import plan
-from benchmarks.finals.page import MAIN, Losses, standard_error
+from benchmarks.finals.page import MAIN, Losses, best_form, standard_error
 from benchmarks.finals.runs import Outcome, Run
 from benchmarks.lib.style import BAND, BLUE, GREY, MARKERS, ORANGE, PALE, dots, legend, log_scale, marks, panels, styled
 from benchmarks.versus.profiles import KINDS
@@ -98,10 +98,12 @@ def _shown(losses: Losses, real: bool) -> dict[str, Shown]:
 
 
 def _best_design(losses: Losses, profile: str, real: bool) -> tuple[str, list[float]]:
-    """The design of DDP with the lowest mean; empty until each that an expert would try there has a result."""
-    where, method = (MODEL, profile, WORKERS, ROUNDS), "real rounds" if real else "rounds"
-    found = {name: losses.best(where, method, team)[1] for name, team in plan.designs(profile, WORKERS).items()}
-    return min(found.items(), key=lambda one: mean(one[1])) if all(found.values()) else ("", [])
+    """The form of DDP with the lowest mean; empty until each design that an expert would try there has a result."""
+    where, kind = (MODEL, profile, WORKERS, ROUNDS), "real " if real else ""
+    if not all(losses.best(where, f"{kind}rounds", team)[1] for team in plan.designs(profile, WORKERS).values()):
+        return "", []
+    _, settings, name = best_form(losses, where, kind=kind)
+    return name, losses.of(*where, f"{kind}rounds", settings)
 
 
 def _offset(name: str, real: bool) -> float:

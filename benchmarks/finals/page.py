@@ -37,6 +37,9 @@ _ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind o
 _DESIGNS = (plan.ALL, plan.FAST, plan.PROPORTION, plan.BACKUP)
 
 
+_SHARES = {"rounds": ("1", "9/16", "1/4", "1/8"), "this server": ("1", "1/2", "1/4", "1/8")}  # of the usual memory
+
+
 class Losses:
     """What came out by what was run, under each seed."""
 
@@ -114,8 +117,14 @@ def _main(losses: Losses) -> str:
         cells = [_of_this_server(losses, where, plan.BOTH), text(_without_the_slow(losses, where))]
         cells += [_best(losses, where, "rounds", designs[name]) if name in designs else "" for name in _DESIGNS[:-1]]
         cells.append(_experts(losses, where, "rounds", only=plan.BACKUP))
-        rows.append([profile, *cells, difference(losses, where)])
-    return table(["Cluster", "this server", "this server, fast alone", *_DESIGNS, "difference"], rows)
+        shorter = f"{plan.TEAMS[profile]} {plan.SHORTER}".strip()
+        rows.append([
+            profile, *cells, difference(losses, where), _best(losses, where, "rounds", shorter),
+            _told(against_shorter(losses, profile)),
+        ])  # fmt: skip
+    return table(
+        ["Cluster", "this server", "this server, fast alone", *_DESIGNS, "difference", "shorter memory", "difference"], rows
+    )
 
 
 def interval(found: Sequence[float]) -> float:
@@ -144,12 +153,57 @@ def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> 
     return _paired(_ours(losses, where, more, kind), _best_rival(losses, where, more, kind))
 
 
+def against_shorter(losses: Losses, profile: str) -> list[float]:
+    """This server less the best form of DDP with a shorter memory, in the place of most runs, under each of the seeds that both
+    have."""
+    where, settings = (MAIN[0], profile, *MAIN[1:]), f"{plan.TEAMS[profile]} {plan.SHORTER}".strip()
+    theirs = losses.seeds(*where, "rounds", f"rate={losses.best(where, 'rounds', settings)[0]} {settings}")
+    return _paired(losses.seeds(*where, "ours", plan.ours(plan.BOTH)), theirs)
+
+
+def shorter_memory(losses: Losses) -> str:
+    """The table of docs/method.md: the best form of DDP with a shorter memory, and this server less that."""
+    rows: list[list[str]] = [[], [], []]
+    for profile in KINDS:
+        settings = f"{plan.TEAMS[profile]} {plan.SHORTER}".strip()
+        found = losses.best((MAIN[0], profile, *MAIN[1:]), "rounds", settings)[1]
+        for row, cell in zip(rows, (profile, f"{mean(found):.3f}", _told(against_shorter(losses, profile))), strict=True):
+            row.append(cell)
+    heads, *others = [[name, *row] for name, row in zip(("Cluster", "rounds", "difference"), rows, strict=True)]
+    return table(heads, others)
+
+
+def _memory(losses: Losses) -> str:
+    """The loss by the memory of the moments, of rounds at the best of three rates, and of this server."""
+    rows = []
+    for profile in ("equal", "mixed", "straggler"):
+        where, cells = (MAIN[0], profile, *MAIN[1:]), []
+        for memory in ("", *plan.MEMORIES):
+            settings = " ".join(each for each in (plan.TEAMS[profile], memory) if each)
+            cells.append(text(losses.best(where, "rounds", settings)[1]))
+        ours = ("memory=1.0", "", "memory=0.25", "memory=0.125")
+        cells += [text(losses.of(*where, "ours", f"{plan.ours(plan.BOTH)} {memory}".strip())) for memory in ours]
+        rows.append([profile, *cells])
+    heads = [f"{who}, {share}" for who, shares in _SHARES.items() for share in shares]
+    return table(["Cluster", *heads], rows)
+
+
 def _best_rival(losses: Losses, where: Cell, more: str, kind: str) -> dict[int, Outcome]:
     """The outcome of each seed of the form of DDP with the lowest mean loss, at its best rate; empty if none was tried."""
-    designs = [f"{each} {more}".strip() for each in plan.designs(str(where[1]), int(str(where[2]))).values()]
-    tried = ((each, *losses.best(where, f"{kind}rounds", each)) for each in designs)
-    made = [(mean(found), f"rate={rate} {each}".strip()) for each, rate, found in tried if found]
-    return losses.seeds(*where, f"{kind}rounds", min(made)[1]) if made else {}
+    _, settings, _ = best_form(losses, where, more, kind)
+    return losses.seeds(*where, f"{kind}rounds", settings) if settings else {}
+
+
+def best_form(losses: Losses, where: Cell, more: str = "", kind: str = "") -> tuple[float, str, str]:
+    """Of the forms of DDP that were tried there, the one with the lowest mean loss: that loss, its settings with the best rate,
+    and its name; infinity and empty if there is none."""
+    made = [(math.inf, "", "")]
+    for name, design in plan.designs(str(where[1]), int(str(where[2]))).items():
+        settings = f"{design} {more}".strip()
+        rate, found = losses.best(where, f"{kind}rounds", settings)
+        if found:
+            made.append((mean(found), f"rate={rate} {settings}".strip(), name))
+    return min(made)
 
 
 def _ours(losses: Losses, where: Cell, more: str, kind: str) -> dict[int, Outcome]:
@@ -309,20 +363,6 @@ def _rates(losses: Losses) -> str:
         clusters = [(model, "equal", 1, 200), *((model, profile, 8, 200) for profile in plan.THREE)]
         rows.append([model, ", ".join(map(str, tried)), *(losses.best(where, "ours", plan.BOTH)[0] for where in clusters)])
     return table(["Model", "one worker tried", "best for one", *(f"8, {profile}" for profile in plan.THREE)], rows)
-
-
-def _memory(losses: Losses) -> str:
-    """Rounds whose optimizer has this server's memory, beside the usual one and this server, under the same seeds."""
-    rows = []
-    for profile, team in plan.BEST_TEAMS.items():
-        where = (MAIN[0], profile, *MAIN[1:])
-        rate, shorter = losses.best(where, "rounds", f"{team} {plan.SHORTER}".strip())
-        usual = losses.seeds(*where, "rounds", f"rate={losses.best(where, 'rounds', team)[0]} {team}".strip())
-        made = losses.seeds(*where, "rounds", f"rate={rate} {team} {plan.SHORTER}".replace("  ", " "))
-        ours = losses.seeds(*where, "ours", plan.ours(plan.BOTH))
-        if shorter:
-            rows.append([profile, rate, text(shorter), _told(_paired(made, usual)), _told(_paired(ours, made))])
-    return table(["Cluster", "rate", "rounds with this memory", "less the usual memory", "this server less it"], rows)
 
 
 def _as_long(alone: Mapping[int, float], loss: float) -> float:

@@ -68,7 +68,12 @@ FEW_RATES = (0.006, 0.01, 0.015)
 ALL, FAST, PROPORTION, BACKUP = "DDP, all", "without the slow", "in proportion", "backup workers"
 CONSTANT = "schedule=constant"
 SHORTER = "memory=0.5625"  # of rounds: as long as that of this server's rule, (n + 1)/2n of the usual, with 8 equal workers
-BEST_TEAMS = {"equal": "", "mixed": "team=proportion", "straggler": "team=fast"}  # of the first three seeds, in 200 rounds
+MEMORIES = (SHORTER, "memory=0.25", "memory=0.125")  # of rounds
+TEAMS = {"equal": "", **{profile: settings.partition(" ")[2] for profile, settings in BEST_RIVALS.items()}}
+BEST_SHORTER = {  # the rate of their best, with a shorter memory, of the first three seeds
+    "equal": 0.015, "noisy": 0.02, "straggler": 0.02, "mixed": 0.02, "exponential": 0.01, "spot": 0.015, "far": 0.02,
+    "quarter": 0.015, "first": 0.015, "pausing": 0.02,
+}  # fmt: skip
 ONE_WORKERS_RATES = {  # in 200 batches
     "large": (0.001, 0.002, 0.004, 0.008), "convnet": (0.004, 0.008, 0.016), "tagger": (0.008, 0.016, 0.032),
     "trees": (0.008, 0.016, 0.032),
@@ -166,16 +171,30 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *(  # the rates beyond those
             run
             for rounds, seeds, profiles, rate in (
-                (400, TWO, EQUAL_AND_MIXED, 0.02), (1000, TWO, tuple(BEST_TEAMS), 0.02), (3000, (0,), EQUAL_AND_MIXED, 0.015),
+                (400, TWO, EQUAL_AND_MIXED, 0.02), (1000, TWO, ("equal", "mixed", "straggler"), 0.02),
+                (3000, (0,), EQUAL_AND_MIXED, 0.015),
             )
             for profile in profiles
-            for run in _runs("rounds", [BEST_TEAMS[profile]], [profile], rounds, seeds, rates=(rate,))
+            for run in _runs("rounds", [TEAMS[profile]], [profile], rounds, seeds, rates=(rate,))
         ),
     ],
     "memory": [
         run
-        for profile, team in BEST_TEAMS.items()
-        for run in _runs("rounds", [f"{team} {SHORTER}".strip()], [profile], rates=DDP_RATES)
+        for profile, team in TEAMS.items()
+        for run in _runs(
+            "rounds", [f"{team} {SHORTER}".strip()], [profile],
+            rates=(0.015, 0.02, 0.03) if profile in ("mixed", "noisy") else DDP_RATES,
+        )
+    ]
+    + [
+        run
+        for memory, profile in product(MEMORIES[1:], ("equal", "mixed", "straggler"))
+        for run in _runs("rounds", [f"{TEAMS[profile]} {memory}".strip()], [profile], rates=DDP_RATES)
+    ]
+    + _ours([f"{BOTH} {each}" for each in ("memory=1.0", "memory=0.25", "memory=0.125")], HARD)
+    + [
+        Run("transformer", profile, 8, seed, 200, "rounds", f"rate={rate} {TEAMS[profile]} {SHORTER}".replace("  ", " "))
+        for seed, (profile, rate) in product(MORE_SEEDS, BEST_SHORTER.items())
     ],
     "one worker's rate": [
         run
