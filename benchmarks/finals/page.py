@@ -57,11 +57,6 @@ class Losses:
         """The held-out loss at the end of each seed, in order."""
         return [math.inf if each.loss is None else each.loss for each in self.seeds(*cell).values()]
 
-    def right(self, *cell: object) -> str:
-        """The mean share of right answers in %, after a comma; empty if it is not known."""
-        found = [each.accuracy for each in self.seeds(*cell).values() if each.accuracy is not None]
-        return f", {100 * mean(found):.1f}" if found else ""
-
     def best(self, where: Cell, method: str, settings: str) -> tuple[str, list[float]]:
         """The rate with the lowest mean, among those with the most seeds, and its losses; empty if there is none."""
         tried: dict[str, list[float]] = {}
@@ -82,28 +77,24 @@ def standard_error(losses: Sequence[float]) -> float:
     return stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
 
 
-def text(losses: Sequence[float], error: bool = False) -> str:
-    """The mean, and of several seeds their number, if wanted after its standard error."""
+def text(losses: Sequence[float]) -> str:
+    """The mean, and of several seeds their number."""
     if not losses:
         return ""
     if not all(map(math.isfinite, losses)):
         return "diverged"
     if len(losses) == 1:
         return f"{mean(losses):.3f}"
-    return f"{mean(losses):.3f}{f' ± {standard_error(losses):.3f}' * error} ({len(losses)})"
+    return f"{mean(losses):.3f} ({len(losses)})"
 
 
 def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     """Writes the page, and returns its path."""
     losses = Losses(results)
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
-    others = [each for each in places if each != MAIN and each[1:] not in {*plan.WITHOUT.values(), *plan.number_alone()}]
-    rows = [row for place in others for row in _short_rows(losses, *place)] + _short_rows(losses, *MAIN, plan.CONSTANT)
-    heads = ["Cluster", "this server", "DDP, all", "an expert's best"]
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
         missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), main=_main(losses),
-        others=table(["Model, workers, rounds", *heads], rows),
         apart=_apart(losses), real=_real(losses, places), parts=_parts(losses, results), number=_number(losses),
         rates=_rates(losses), memory=_memory(losses),
     )  # fmt: skip
@@ -249,22 +240,8 @@ def _settings(losses: Losses, where: Cell, settings: str, more: str, method: str
     return plan.ours(settings)
 
 
-def _short_rows(losses: Losses, model: str, workers: int, rounds: int, more: str = "") -> list[list[str]]:
-    """The rows of another place: of the runs with `more` in their settings, if given."""
-    rows: list[list[str]] = []
-    for profile in KINDS:
-        where = (model, profile, workers, rounds)
-        cells = [_of_this_server(losses, where, plan.BOTH, more)]
-        cells += [_best(losses, where, "rounds", more), _experts(losses, where, "rounds", more)]
-        if any(cells):
-            place = "" if rows else f"{model}, {workers}, {rounds:,}{', constant rate' if more else ''}"
-            rows.append([place, profile, *cells])
-    return rows
-
-
 def _best(losses: Losses, where: Cell, method: str, settings: str) -> str:
-    rate, found = losses.best(where, method, settings)
-    return text(found) + losses.right(*where, method, f"rate={rate} {settings}".strip())
+    return text(losses.best(where, method, settings)[1])
 
 
 def _short(name: str) -> str:
@@ -323,10 +300,9 @@ def _sooner(made: Mapping[int, Outcome], ddp: Mapping[int, Outcome]) -> str:
     return f"{100 * mean(reached):.0f}" if goals and len(reached) == len(goals) else ""
 
 
-def _of_this_server(losses: Losses, where: Cell, settings: str, more: str = "") -> str:
-    """Its loss at the end, and the share of right answers if that is known."""
-    whole = _settings(losses, where, settings, more)
-    return text(losses.of(*where, "ours", whole)) + losses.right(*where, "ours", whole)
+def _of_this_server(losses: Losses, where: Cell, settings: str) -> str:
+    """Its loss at the end."""
+    return text(losses.of(*where, "ours", plan.ours(settings)))
 
 
 def _without_the_slow(losses: Losses, where: Cell) -> list[float]:

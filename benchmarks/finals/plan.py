@@ -247,12 +247,6 @@ QUESTIONS: Mapping[str, list[Run]] = {
 }  # fmt: skip
 
 
-def number_alone() -> set[tuple[int, int]]:
-    """Workers and rounds of what only the questions for the number of workers and the rate of one need."""
-    others = [run for question, found in QUESTIONS.items() if question not in ("number", "one worker's rate") for run in found]
-    return {(run.workers, run.rounds) for run in QUESTIONS["number"]} - {(run.workers, run.rounds) for run in others}
-
-
 NAMES = {
     GROWTH: "the rule alone", f"{SHARES} {GROWTH}": "without waits", f"{WAIT} {GROWTH}": "without shares",
     f"{SHARES} {WAIT}": "κ is whole from the start", f"{BOTH} common=True": "one s for all who wait",

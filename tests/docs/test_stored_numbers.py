@@ -67,8 +67,8 @@ def beside_a_shorter_memory() -> str:
     assert {len(each) for each in found} == {6}
     verdicts = Counter(map(verdict, found))
     return (
-        f"end lower than this server in {WORDS[verdicts['higher']]} of the ten kinds, level in {WORDS[verdicts['level']]}, higher "
-        f"in {WORDS[verdicts['lower']]}"
+        f"end lower than this server in {WORDS[verdicts['higher']]} of the ten kinds, level in "
+        f"{WORDS[verdicts['level']]}, higher in {WORDS[verdicts['lower']]}"
     )
 
 
