@@ -138,14 +138,14 @@ SHOWN = {
 @styled
 def figure(runs: Mapping[Choice, Run]) -> Figure:
     """Draws the loss and the median of π of a healthy run, of one that is too hot and of one that starves."""
-    title = "AdamW on the server, 16 workers, MNIST: one epoch is 938 commits"
+    title = "AdamW on the server, 16 workers, MNIST, two epochs"
     drawn, places = panels(2, len(SHOWN), title, 2.4, sharex=True, sharey="row")
     for number, (name, choice) in enumerate(SHOWN.items()):
         curves, loss, pi = runs[choice].curves, places[number], places[number + len(SHOWN)]
         loss.plot(curves["version"], curves["loss"], color=BLUE)
         pi.plot(curves["version"], curves["pi_median"], color=BLUE)
         loss.set(title=name, ylim=(0, 2.5))
-        pi.set(xlabel="commits", ylim=(0, 0.6))
+        pi.set(xlabel="commits", ylim=(0, 1))
     places[0].set_ylabel("training loss")
     places[len(SHOWN)].set_ylabel("median π of a commit")
     return drawn

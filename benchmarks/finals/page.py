@@ -279,25 +279,13 @@ def _real(losses: Losses, places: Iterable[tuple[str, int, int]]) -> str:
         name = f"{model}, {workers}"
         for profile in KINDS:
             where = (model, profile, workers, rounds)
-            mine = losses.best(where, "real ours", plan.BOTH)[0]
-            rate = losses.best(where, "real rounds", "")[0]
-            if mine:
+            if losses.best(where, "real ours", plan.BOTH)[0]:
                 cells = [_best(losses, where, *each) for each in (("real ours", plan.BOTH), ("real rounds", ""))]
                 cells.append(_experts(losses, where, "real rounds"))
-                ours = losses.seeds(*where, "real ours", f"rate={mine} {plan.BOTH}")
-                sooner = _sooner(ours, losses.seeds(*where, "real rounds", f"rate={rate}"))
-                rows.append([name, profile, *cells, difference(losses, where, kind="real "), sooner])
+                rows.append([name, profile, *cells, difference(losses, where, kind="real ")])
                 name = ""
-    heads = ["Model, workers", "Cluster", "this server", "DDP, all", "an expert's best", "difference", "DDP's loss at, %"]
+    heads = ["Model, workers", "Cluster", "this server", "DDP, all", "an expert's best", "difference"]
     return table(heads, rows)
-
-
-def _sooner(made: Mapping[int, Outcome], ddp: Mapping[int, Outcome]) -> str:
-    """When the last loss of DDP on all workers was first reached, as a mean share of the time; empty if not by all."""
-    goals = [(each, goal) for seed, each in made.items() if seed in ddp and (goal := ddp[seed].loss) is not None]
-    first = [next((time for time, loss in out.curve if loss is not None and loss <= goal), None) for out, goal in goals]
-    reached = [time / out.time for time, (out, _) in zip(first, goals, strict=True) if time is not None]
-    return f"{100 * mean(reached):.0f}" if goals and len(reached) == len(goals) else ""
 
 
 def _of_this_server(losses: Losses, where: Cell, settings: str) -> str:

@@ -200,7 +200,7 @@ def test_latency_adds_to_the_cycle_and_the_link_limits_the_rate() -> None:
 
 def measured_on_a_link() -> dict[tuple[int, float, int, str], list[float]]:
     """Commits a second that `python -m benchmarks.network` measured on 1 Gbit/s, without compute, by parameters, round trip,
-    workers and format."""
+    workers and format, in the runs that the model was made for. docs/results/network.md has how far it is from later ones."""
     codes: dict[str, dict[tuple[int, float, int, str], list[float]]] = {}
     for row in json.loads(NETWORK.read_text()):
         kind = row["parameters"], row["rtt"], row["workers"], row["gradient"]

@@ -35,7 +35,8 @@ def test_a_run_trains_to_the_end(choice: Choice, tmp_path: Path) -> None:
             head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
             (tmp_path / f"{prefix}-{name}-ubyte").write_bytes(head + array.tobytes())
     run = tuning.measure(choice, tmp_path)
-    assert run.commits == 2 * 1024 // tuning.BATCH // choice.local_steps
+    whole = 2 * 1024 // tuning.BATCH // choice.local_steps
+    assert whole <= run.commits <= 2 * whole, "smaller batches make more commits"
     assert run.final_loss is not None
     assert run.curves["loss"][0] is not None
     assert run.final_loss < run.curves["loss"][0], "the loss did not fall"
