@@ -19,7 +19,7 @@ from benchmarks.versus.profiles import KINDS
 MODEL, WORKERS, ROUNDS = MAIN
 IN_STEP, BEFORE, ALL, EXPERT = (
     "this server", "this server without shares, waits and growth, η 0.006", "DDP, all workers",
-    "the best form of DDP that was tried (named)",
+    "the best form of DDP that was tried, AdamW's usual memory (named)",
 )  # fmt: skip
 _COLOURS = {IN_STEP: BLUE, BEFORE: PALE, ALL: GREY, EXPERT: ORANGE}
 _LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.items(), MARKERS, strict=False)}
