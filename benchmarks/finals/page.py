@@ -35,8 +35,6 @@ _ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind o
     "real processes": (*MAIN, "", "real "),
 }
 _DESIGNS = (plan.ALL, plan.FAST, plan.PROPORTION, plan.BACKUP)
-
-
 _SHARES = {"rounds": ("1", "9/16", "1/4", "1/8"), "this server": ("1", "1/2", "1/4", "1/8")}  # of the usual memory
 
 
@@ -108,11 +106,8 @@ def _main(losses: Losses) -> str:
         cells = [_of_this_server(losses, where, plan.BOTH), text(_without_the_slow(losses, where))]
         cells += [_best(losses, where, "rounds", designs[name]) if name in designs else "" for name in _DESIGNS[:-1]]
         cells.append(_experts(losses, where, "rounds", only=plan.BACKUP))
-        shorter = f"{plan.TEAMS[profile]} {plan.SHORTER}".strip()
-        rows.append([
-            profile, *cells, difference(losses, where), _best(losses, where, "rounds", shorter),
-            _told(against_shorter(losses, profile)),
-        ])  # fmt: skip
+        cells += [difference(losses, where), _best(losses, where, "rounds", plan.team(profile, plan.SHORTER))]
+        rows.append([profile, *cells, _told(against_shorter(losses, profile))])
     return table(
         ["Cluster", "this server", "this server, fast alone", *_DESIGNS, "difference", "shorter memory", "difference"], rows
     )
@@ -147,33 +142,30 @@ def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> 
 def against_shorter(losses: Losses, profile: str) -> list[float]:
     """This server less the best form of DDP with a shorter memory, in the place of most runs, under each of the seeds that both
     have."""
-    where, settings = (MAIN[0], profile, *MAIN[1:]), f"{plan.TEAMS[profile]} {plan.SHORTER}".strip()
+    where, settings = (MAIN[0], profile, *MAIN[1:]), plan.team(profile, plan.SHORTER)
     theirs = losses.seeds(*where, "rounds", f"rate={losses.best(where, 'rounds', settings)[0]} {settings}")
     return _paired(losses.seeds(*where, "ours", plan.ours(plan.BOTH)), theirs)
 
 
 def shorter_memory(losses: Losses) -> str:
     """The table of docs/method.md: the best form of DDP with a shorter memory, and this server less that."""
-    rows: list[list[str]] = [[], [], []]
+    columns = [("Cluster", "rounds", "difference")]
     for profile in KINDS:
-        settings = f"{plan.TEAMS[profile]} {plan.SHORTER}".strip()
-        found = losses.best((MAIN[0], profile, *MAIN[1:]), "rounds", settings)[1]
-        for row, cell in zip(rows, (profile, f"{mean(found):.3f}", _told(against_shorter(losses, profile))), strict=True):
-            row.append(cell)
-    heads, *others = [[name, *row] for name, row in zip(("Cluster", "rounds", "difference"), rows, strict=True)]
-    return table(heads, others)
+        found = losses.best((MAIN[0], profile, *MAIN[1:]), "rounds", plan.team(profile, plan.SHORTER))[1]
+        columns.append((profile, f"{mean(found):.3f}", _told(against_shorter(losses, profile))))
+    heads, *rows = zip(*columns, strict=True)
+    return table(heads, rows)
 
 
 def _memory(losses: Losses) -> str:
     """The loss by the memory of the moments, of rounds at the best of three rates, and of this server."""
-    rows = []
-    for profile in ("equal", "mixed", "straggler"):
-        where, cells = (MAIN[0], profile, *MAIN[1:]), []
-        for memory in ("", *plan.MEMORIES):
-            settings = " ".join(each for each in (plan.TEAMS[profile], memory) if each)
-            cells.append(text(losses.best(where, "rounds", settings)[1]))
-        ours = ("memory=1.0", "", "memory=0.25", "memory=0.125")
-        cells += [text(losses.of(*where, "ours", f"{plan.ours(plan.BOTH)} {memory}".strip())) for memory in ours]
+    rows, (usual, *shorter) = [], plan.OUR_MEMORIES
+    for profile in plan.MEMORY_AT:
+        where = (MAIN[0], profile, *MAIN[1:])
+        cells = [_best(losses, where, "rounds", plan.team(profile, memory)) for memory in ("", *plan.MEMORIES)]
+        cells += [
+            text(losses.of(*where, "ours", f"{plan.ours(plan.BOTH)} {memory}".strip())) for memory in (usual, "", *shorter)
+        ]
         rows.append([profile, *cells])
     heads = [f"{who}, {share}" for who, shares in _SHARES.items() for share in shares]
     return table(["Cluster", *heads], rows)
@@ -249,15 +241,14 @@ def _short(name: str) -> str:
     return _SHORT.get(name, name.removeprefix(f"{plan.BACKUP}, "))
 
 
-def _experts(losses: Losses, where: Cell, method: str, more: str = "", only: str = "") -> str:
+def _experts(losses: Losses, where: Cell, method: str, only: str = "") -> str:
     """The lowest loss of what an expert would build instead of DDP on all workers, with its name; empty if there is none. With
     `only`, of the designs whose names begin so."""
     tried = []
     for name, design in plan.designs(str(where[1]), int(str(where[2]))).items():
-        settings = f"{design} {more}".strip()
-        found = losses.best(where, method, settings)[1] if name != plan.ALL and name.startswith(only) else []
+        found = losses.best(where, method, design)[1] if name != plan.ALL and name.startswith(only) else []
         if found:
-            tried.append((mean(found), f"{_best(losses, where, method, settings)} {_short(name)}"))
+            tried.append((mean(found), f"{text(found)} {_short(name)}"))
     return min(tried)[1] if tried else ""
 
 

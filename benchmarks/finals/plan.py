@@ -69,6 +69,8 @@ ALL, FAST, PROPORTION, BACKUP = "DDP, all", "without the slow", "in proportion",
 CONSTANT = "schedule=constant"
 SHORTER = "memory=0.5625"  # of rounds: as long as that of this server's rule, (n + 1)/2n of the usual, with 8 equal workers
 MEMORIES = (SHORTER, "memory=0.25", "memory=0.125")  # of rounds
+OUR_MEMORIES = ("memory=1.0", "memory=0.25", "memory=0.125")  # of this server, whose default is 0.5
+MEMORY_AT = ("equal", "mixed", "straggler")  # where all of them are tried
 TEAMS = {"equal": "", **{profile: settings.partition(" ")[2] for profile, settings in BEST_RIVALS.items()}}
 BEST_SHORTER = {  # the rate of their best, with a shorter memory, of the first three seeds
     "equal": 0.015, "noisy": 0.02, "straggler": 0.02, "mixed": 0.02, "exponential": 0.01, "spot": 0.015, "far": 0.02,
@@ -85,6 +87,11 @@ APART = {  # what else trains without waiting in each step, and how
     "DANA": ("dana", ""),
     "Gap-Aware": ("dana", "gap=True"),
 }
+
+
+def team(profile: str, memory: str = "") -> str:
+    """The settings of the best form of DDP for a kind of cluster, with a memory of its own if given."""
+    return " ".join(each for each in (TEAMS[profile], memory) if each)
 
 
 def designs(profile: str, workers: int) -> dict[str, str]:
@@ -171,30 +178,31 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *(  # the rates beyond those
             run
             for rounds, seeds, profiles, rate in (
-                (400, TWO, EQUAL_AND_MIXED, 0.02), (1000, TWO, ("equal", "mixed", "straggler"), 0.02),
+                (400, TWO, EQUAL_AND_MIXED, 0.02), (1000, TWO, MEMORY_AT, 0.02),
                 (3000, (0,), EQUAL_AND_MIXED, 0.015),
             )
             for profile in profiles
-            for run in _runs("rounds", [TEAMS[profile]], [profile], rounds, seeds, rates=(rate,))
+            for run in _runs("rounds", [team(profile)], [profile], rounds, seeds, rates=(rate,))
         ),
     ],
     "memory": [
-        run
-        for profile, team in TEAMS.items()
-        for run in _runs(
-            "rounds", [f"{team} {SHORTER}".strip()], [profile],
-            rates=(0.015, 0.02, 0.03) if profile in ("mixed", "noisy") else DDP_RATES,
-        )
-    ]
-    + [
-        run
-        for memory, profile in product(MEMORIES[1:], ("equal", "mixed", "straggler"))
-        for run in _runs("rounds", [f"{TEAMS[profile]} {memory}".strip()], [profile], rates=DDP_RATES)
-    ]
-    + _ours([f"{BOTH} {each}" for each in ("memory=1.0", "memory=0.25", "memory=0.125")], HARD)
-    + [
-        Run("transformer", profile, 8, seed, 200, "rounds", f"rate={rate} {TEAMS[profile]} {SHORTER}".replace("  ", " "))
-        for seed, (profile, rate) in product(MORE_SEEDS, BEST_SHORTER.items())
+        *(
+            run
+            for profile in TEAMS
+            for rates in [(0.015, 0.02, 0.03) if profile in ("mixed", "noisy") else DDP_RATES]
+            for run in _runs("rounds", [team(profile, SHORTER)], [profile], rates=rates)
+        ),
+        *(
+            run
+            for memory, profile in product(MEMORIES[1:], MEMORY_AT)
+            for run in _runs("rounds", [team(profile, memory)], [profile], rates=DDP_RATES)
+        ),
+        *_ours([f"{BOTH} {memory}" for memory in OUR_MEMORIES], HARD),
+        *(
+            run
+            for profile, rate in BEST_SHORTER.items()
+            for run in _runs("rounds", [team(profile, SHORTER)], [profile], seeds=MORE_SEEDS, rates=(rate,))
+        ),
     ],
     "one worker's rate": [
         run

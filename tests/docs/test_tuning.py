@@ -36,7 +36,10 @@ def test_a_run_trains_to_the_end(choice: Choice, tmp_path: Path) -> None:
             (tmp_path / f"{prefix}-{name}-ubyte").write_bytes(head + array.tobytes())
     run = tuning.measure(choice, tmp_path)
     whole = 2 * 1024 // tuning.BATCH // choice.local_steps
-    assert whole <= run.commits <= 2 * whole, "smaller batches make more commits"
+    if choice.optimizer == "worker":
+        assert run.commits == whole
+    else:
+        assert whole <= run.commits <= 2 * whole, "smaller batches make more commits"
     assert run.final_loss is not None
     assert run.curves["loss"][0] is not None
     assert run.final_loss < run.curves["loss"][0], "the loss did not fall"
