@@ -194,19 +194,19 @@ def test_large_numbers_stay_whole_numbers() -> None:
     assert (user["runAsUser"], type(user["runAsUser"])) == (1_000_690_000, int)
 
 
-# The pages, and the release that each tells of.
-PAGES = {CHART / "README.md": "demo", ROOT / "docs/guides/kubernetes.md": "demo", ROOT / "docs/troubleshooting.md": "digits"}
+# The pages that tell of a release named demo.
+PAGES = [CHART / "README.md", ROOT / "docs/guides/kubernetes.md", ROOT / "docs/troubleshooting.md"]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 @pages
 def test_a_page_names_objects_that_exist(page: Path) -> None:
-    of = objects(METRICS, PAGES[page])
+    of = objects(METRICS)
     names = {each["metadata"]["name"] for each in of}
     stateful = found(of, "StatefulSet")
     (claim,) = (each["metadata"]["name"] for each in stateful["spec"]["volumeClaimTemplates"])
     pods = [f"{stateful['metadata']['name']}-{index}" for index in range(2)]  # the second with `server.ranges`
-    quoted = set(re.findall(rf"[\w-]*{PAGES[page]}-gem[\w-]*", page.read_text(encoding="utf-8")))
+    quoted = set(re.findall(r"[\w-]*demo-gem[\w-]*", page.read_text(encoding="utf-8")))
     workers = {name for name in quoted if re.fullmatch(r"\w+-gem-worker-(HASH|[0-9a-f]{8}-\d)", name)}
     assert quoted
     assert quoted - workers <= names | {*pods, f"{claim}-{pods[0]}"}
@@ -223,7 +223,7 @@ def test_a_page_names_values_that_exist(page: Path) -> None:
         assert schema_of(path), f"{page.name}: there is no value {path}"
 
 
-BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", [*PAGES][1].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGES[1].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def test_values_that_the_page_shows_are_accepted_and_valid() -> None:
@@ -235,7 +235,7 @@ def test_values_that_the_page_shows_are_accepted_and_valid() -> None:
 def test_the_pages_pod_that_moves_checkpoints_is_valid_and_mounts_the_servers_volume() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"kubectl apply -n ml -f - <<'END'\n(.*?)^    END$", page, re.DOTALL | re.MULTILINE)
-    pod, stateful = yaml.safe_load(textwrap.dedent(text)), found(objects(release="digits"), "StatefulSet")
+    pod, stateful = yaml.safe_load(textwrap.dedent(text)), found(objects(), "StatefulSet")
     kubernetes_validate.validate(pod, NEWEST, strict=True)
     (volume,), (claim,) = pod["spec"]["volumes"], stateful["spec"]["volumeClaimTemplates"]
     assert volume["persistentVolumeClaim"]["claimName"] == f"{claim['metadata']['name']}-{stateful['metadata']['name']}-0"

@@ -177,9 +177,10 @@ def test_a_visitor_has_ten_seconds_for_its_token(said: bytes, way: str, live: Li
 
 def test_bytes_one_at_a_time_give_a_visitor_no_more_time(live: Live, worker: Worker) -> None:
     with connected(live, "tcp") as lane:
-        for byte in hello(offer(worker).token)[:8]:
-            lane.send(bytes([byte]))
-            live.clock.advance(0.2 * HELLO_SECONDS)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the server may have closed before the last
+            for byte in hello(offer(worker).token)[:8]:
+                lane.send(bytes([byte]))
+                live.clock.advance(0.2 * HELLO_SECONDS)
         assert lane.closed()
 
 
