@@ -160,15 +160,15 @@ def shorter_memory(losses: Losses) -> str:
 def _memory(losses: Losses) -> str:
     """The loss by the memory of the moments, of rounds at the best of three rates, and of this server."""
     rows, (usual, *shorter) = [], plan.OUR_MEMORIES
-    for profile in plan.MEMORY_AT:
-        where = (MAIN[0], profile, *MAIN[1:])
+    for profile, rounds in plan.MEMORY_AT:
+        where = (MAIN[0], profile, MAIN[1], rounds)
         cells = [_best(losses, where, "rounds", plan.team(profile, memory)) for memory in ("", *plan.MEMORIES)]
         cells += [
             text(losses.of(*where, "ours", f"{plan.ours(plan.BOTH)} {memory}".strip())) for memory in (usual, "", *shorter)
         ]
-        rows.append([profile, *cells])
+        rows.append([profile, f"{rounds:,}", *cells])
     heads = [f"{who}, {share}" for who, shares in _SHARES.items() for share in shares]
-    return table(["Cluster", *heads], rows)
+    return table(["Cluster", "Rounds", *heads], rows)
 
 
 def _best_rival(losses: Losses, where: Cell, more: str, kind: str) -> dict[int, Outcome]:

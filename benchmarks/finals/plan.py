@@ -70,7 +70,8 @@ CONSTANT = "schedule=constant"
 SHORTER = "memory=0.5625"  # of rounds: as long as that of this server's rule, (n + 1)/2n of the usual, with 8 equal workers
 MEMORIES = (SHORTER, "memory=0.25", "memory=0.125")  # of rounds
 OUR_MEMORIES = ("memory=1.0", "memory=0.25", "memory=0.125")  # of this server, whose default is 0.5
-MEMORY_AT = ("equal", "mixed", "straggler")  # where all of them are tried
+MEMORY_FOR = ("equal", "mixed", "straggler")  # the kinds in which all of them are tried
+MEMORY_AT = (*((profile, 200) for profile in MEMORY_FOR), ("equal", 1000), ("mixed", 1000))  # and how long
 TEAMS = {"equal": "", **{profile: settings.partition(" ")[2] for profile, settings in BEST_RIVALS.items()}}
 BEST_SHORTER = {  # the rate of their best, with a shorter memory, of the first three seeds
     "equal": 0.015, "noisy": 0.02, "straggler": 0.02, "mixed": 0.02, "exponential": 0.01, "spot": 0.015, "far": 0.02,
@@ -178,7 +179,7 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *(  # the rates beyond those
             run
             for rounds, seeds, profiles, rate in (
-                (400, TWO, EQUAL_AND_MIXED, 0.02), (1000, TWO, MEMORY_AT, 0.02),
+                (400, TWO, EQUAL_AND_MIXED, 0.02), (1000, TWO, MEMORY_FOR, 0.02),
                 (3000, (0,), EQUAL_AND_MIXED, 0.015),
             )
             for profile in profiles
@@ -194,10 +195,16 @@ QUESTIONS: Mapping[str, list[Run]] = {
         ),
         *(
             run
-            for memory, profile in product(MEMORIES[1:], MEMORY_AT)
+            for memory, profile in product(MEMORIES[1:], MEMORY_FOR)
             for run in _runs("rounds", [team(profile, memory)], [profile], rates=DDP_RATES)
         ),
         *_ours([f"{BOTH} {memory}" for memory in OUR_MEMORIES], HARD),
+        *_ours([f"{BOTH} {memory}" for memory in (OUR_MEMORIES[0], OUR_MEMORIES[-1])], EQUAL_AND_MIXED, 1000, TWO),
+        *(
+            run
+            for profile in EQUAL_AND_MIXED
+            for run in _runs("rounds", [team(profile, SHORTER)], [profile], 1000, TWO, rates=(0.01, 0.015))
+        ),
         *(
             run
             for profile, rate in BEST_SHORTER.items()

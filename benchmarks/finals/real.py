@@ -47,7 +47,7 @@ def runs(results: Mapping[Run, Outcome]) -> list[Run]:
             both = simulated.BOTH
             rate, _ = losses.best(cell, "ours", both) if model in simulated.OTHER_RATES else ("", [])
             found.append(Run(*where, OURS, f"rate={rate} {both}" if rate else simulated.ours(both)))
-            # DDP has no result if workers are killed: torchrun's agents gave up whenever it was tried.
+            # DDP has no result if workers are killed: torchrun's agents gave up whenever that was tried.
             for team in simulated.designs(profile, workers).values() if not KINDS[profile].killed_every else ():
                 rate, _ = losses.best(cell, "rounds", team)
                 found.append(Run(*where, ROUNDS, f"rate={rate or _RATE} {team}".strip()))

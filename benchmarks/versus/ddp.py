@@ -1,23 +1,19 @@
-"""PyTorch DDP on gloo, whose processes torchrun's agent starts. Workers are forked, so that the start costs no imports."""
+"""PyTorch DDP on gloo. Its processes are forked from one without threads: torchrun's agent has some when it forks, and
+some starts hung."""
 
 import os
-import signal
 from typing import cast
 
 import torch
 import torch.distributed as dist
-from gem_worker.launcher.cluster import free_port
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.lib import wire
-from benchmarks.versus.family import Family, end_with_parent
+from benchmarks.versus.family import Family
 from benchmarks.versus.pace import Gate, Pace, Publisher, flat, set_rate
 from benchmarks.versus.setup import Setup
-
-_MONITOR_SECONDS = 0.05
 
 
 class Ddp:
@@ -25,23 +21,16 @@ class Ddp:
 
     def __init__(self, setup: Setup, family: Family) -> None:
         self.members = len(setup.members)
-        os.environ["GLOO_SOCKET_IFNAME"] = wire.DEVICE if setup.kind.far else "lo"
-        config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=self.members, run_id="versus", rdzv_backend="c10d",
-            rdzv_endpoint=f"{setup.host}:{free_port()}", max_restarts=0, monitor_interval=_MONITOR_SECONDS, start_method="fork",
-            rdzv_configs={"is_host": True} if setup.kind.far else {}, local_addr=setup.host,
-        )  # fmt: skip
-        family.start("agent", elastic_launch(config, _work), setup)
+        for rank, worker in enumerate(setup.members):
+            family.start(f"worker-{worker}", _work, setup, worker, rank, self.members)
 
 
-def _work(setup: Setup) -> None:
+def _work(setup: Setup, worker: int, rank: int, members: int) -> None:
     """The body of a worker's process. Its rank counts those that take part."""
-    end_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's own handler would wait for the end of an all-reduce
     torch.set_num_threads(1)
-    worker = setup.members[int(os.environ["RANK"])]
     setup.take_place(worker)
-    dist.init_process_group("gloo")
+    os.environ["GLOO_SOCKET_IFNAME"] = wire.DEVICE if setup.kind.far else "lo"
+    dist.init_process_group("gloo", init_method=f"file://{setup.folder / 'ranks'}", rank=rank, world_size=members)
     Loop(setup, worker).run()
 
 

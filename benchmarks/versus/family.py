@@ -62,13 +62,13 @@ class Family:
         self._children.clear()
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """Makes the kernel kill this process when its parent dies (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run(output: Path, function: Callable[..., None], *arguments: Any) -> None:
-    end_with_parent()
+    _end_with_parent()
     gc.freeze()  # or the first collection, in the midst of the race, would copy all memory that is shared with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
