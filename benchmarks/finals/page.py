@@ -17,7 +17,7 @@ from benchmarks.versus.profiles import KINDS
 
 Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
 MAIN = ("transformer", 8, 200)  # what most runs are of: model, workers, rounds
-_SHORT = {plan.FAST: "fast", plan.PROPORTION: "proportion"}
+_SHORT = {plan.ALL: "all", plan.FAST: "fast", plan.PROPORTION: "proportion"}
 _ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind of run
     "50 rounds": ("transformer", 8, 50, "", ""),
     "400 rounds": ("transformer", 8, 400, "", ""),
@@ -35,7 +35,7 @@ _ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind o
     "real processes": (*MAIN, "", "real "),
 }
 _DESIGNS = (plan.ALL, plan.FAST, plan.PROPORTION, plan.BACKUP)
-_SHARES = {"rounds": ("1", "9/16", "1/4", "1/8"), "this server": ("1", "1/2", "1/4", "1/8")}  # of the usual memory
+_SHARES = {"rounds": ("1", "0.56", "0.25", "0.13"), "this server": ("1", "0.56", "0.34", "0.23")}  # of the usual memory
 
 
 class Losses:
@@ -147,14 +147,32 @@ def against_shorter(losses: Losses, profile: str) -> list[float]:
     return _paired(losses.seeds(*where, "ours", plan.ours(plan.BOTH)), theirs)
 
 
-def shorter_memory(losses: Losses) -> str:
-    """The table of docs/method.md: the best form of DDP with a shorter memory, and this server less that."""
-    columns = [("Cluster", "rounds", "difference")]
+def headline(losses: Losses) -> str:
+    """The first table of docs/method.md: this server, the best form of DDP, and that with a shorter memory."""
+    rows = []
+    for profile, kind in KINDS.items():
+        where = (MAIN[0], profile, *MAIN[1:])
+        loss, _, name = best_form(losses, where)
+        shorter = losses.best(where, "rounds", plan.team(profile, plan.SHORTER))[1]
+        ours = mean(losses.of(*where, "ours", plan.ours(plan.BOTH)))
+        rows.append(
+            [
+                f"`{profile}`: {kind.about}", f"{ours:.3f}", f"{loss:.3f}, {_short(name)}", difference(losses, where),
+                f"{mean(shorter):.3f}", _told(against_shorter(losses, profile)),
+            ]
+        )  # fmt: skip
+    return table(["Cluster", "this server", "best form of DDP", "difference", "shorter memory", "difference"], rows)
+
+
+def lost_at_one_rate(losses: Losses, rate: str) -> list[float]:
+    """By how much each kind's best form of DDP with a shorter memory is higher at this rate than at its best one, in the mean
+    of the seeds that have both."""
+    found = []
     for profile in KINDS:
-        found = losses.best((MAIN[0], profile, *MAIN[1:]), "rounds", plan.team(profile, plan.SHORTER))[1]
-        columns.append((profile, f"{mean(found):.3f}", _told(against_shorter(losses, profile))))
-    heads, *rows = zip(*columns, strict=True)
-    return table(heads, rows)
+        where, settings = (MAIN[0], profile, *MAIN[1:], "rounds"), plan.team(profile, plan.SHORTER)
+        best, _ = losses.best(where[:4], "rounds", settings)
+        found.append(mean(_paired(*(losses.seeds(*where, f"rate={each} {settings}") for each in (rate, best)))))
+    return found
 
 
 def _memory(losses: Losses) -> str:

@@ -18,7 +18,7 @@ GROWTH = "growth=10"
 SHARES = "smallest=0.0625"
 WAIT = "wait=0.15 until=200"
 BOTH = f"{SHARES} {WAIT} {GROWTH}"
-UNTUNED = ("tagger", "trees")
+UNTUNED = {"tagger": (0.008, 0.016), "trees": (0.002, 0.004, 0.008, 0.016)}  # and this server's rates there
 OTHER_RATES = (*UNTUNED, "convnet", "large")  # this server takes the best of several rates, as the rivals
 HARD = ("mixed", "equal", "exponential", "straggler")
 
@@ -79,7 +79,7 @@ BEST_SHORTER = {  # the rate of their best, with a shorter memory, of the first 
 }  # fmt: skip
 ONE_WORKERS_RATES = {  # in 200 batches
     "large": (0.001, 0.002, 0.004, 0.008), "convnet": (0.004, 0.008, 0.016), "tagger": (0.008, 0.016, 0.032),
-    "trees": (0.008, 0.016, 0.032),
+    "trees": (0.002, 0.004, 0.008, 0.016, 0.032),
 }  # fmt: skip
 APART = {  # what else trains without waiting in each step, and how
     "local SGD, 8 steps": ("local", "steps=8"),
@@ -153,10 +153,10 @@ QUESTIONS: Mapping[str, list[Run]] = {
     ],
     "held out": [
         run
-        for model in UNTUNED
+        for model, rates in UNTUNED.items()
         for run in (
-            *_ours([BOTH, TODAY], THREE, seeds=TWO, model=model, rates=(0.008, 0.016)),
-            *_rivals(THREE, 200, TWO, model, rates=(0.015, 0.03)),
+            *_ours([BOTH], THREE, seeds=TWO, model=model, rates=rates),
+            *_rivals(THREE, 200, TWO, model, rates=(0.008, 0.015, 0.03)),
         )
     ],
     "many": [
@@ -234,8 +234,8 @@ QUESTIONS: Mapping[str, list[Run]] = {
         )
     ],
     "convnet": [
-        *_ours([BOTH, TODAY], THREE, seeds=TWO, model="convnet", rates=(0.004, 0.008)),
-        *_rivals(THREE, 200, TWO, model="convnet", rates=(0.008, 0.016)),
+        *_ours([BOTH], THREE, seeds=TWO, model="convnet", rates=(0.002, 0.004, 0.008)),
+        *_rivals(THREE, 200, TWO, model="convnet", rates=(0.004, 0.008, 0.016)),
     ],
     "large": [
         *_ours([BOTH], EQUAL_AND_MIXED, seeds=(0,), model="large", rates=(0.001, 0.002, 0.004, 0.008)),

@@ -139,9 +139,10 @@ class Hyperparameters:
         other_defaults={("optimizer", "adamw"): 0.01}, workers_use=True, status=("weights", "decay {:g}"),  # PyTorch's default
         help="Workers add this value times θ to each gradient; with adamw and lion, the server applies it instead.")
     schedule: str = _declare("constant", "Rule", values=SCHEDULES, workers_use=True,
-        help="How the learning rate changes with the version, such as cosine:versions=9400,warmup=100. step: it is multiplied "
-        "by factor every `versions` commits; cosine: it falls to that share within `versions` commits; onecycle: as cosine, "
-        "and its warm-up is a cosine too. Unless given, a new run takes the schedule of its first worker.")
+        help="How the learning rate changes with the commits, each counted as its share of a batch, such as "
+        "cosine:versions=9400,warmup=100. step: it is multiplied by factor every `versions` commits; cosine: it falls to that "
+        "share within `versions` commits; onecycle: as cosine, and its warm-up is a cosine too. Unless given, a new run takes "
+        "the schedule of its first worker.")
     warmup_versions: int = _declare(0, option="schedule", key="warmup", values=Range(ge=0, le=_MAX_COUNT), workers_use=True,
         help="Commits over which the learning rate first rises to its value.")
     warmup_factor: float = _declare(0.0, option="schedule", key="warmup_factor", values=Range(ge=0, le=1), workers_use=True,
