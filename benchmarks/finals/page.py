@@ -106,11 +106,8 @@ def _main(losses: Losses) -> str:
         cells = [_of_this_server(losses, where, plan.BOTH), text(_without_the_slow(losses, where))]
         cells += [_best(losses, where, "rounds", designs[name]) if name in designs else "" for name in _DESIGNS[:-1]]
         cells.append(_experts(losses, where, "rounds", only=plan.BACKUP))
-        cells += [difference(losses, where), _best(losses, where, "rounds", plan.team(profile, plan.SHORTER))]
-        rows.append([profile, *cells, _told(against_shorter(losses, profile))])
-    return table(
-        ["Cluster", "this server", "this server, fast alone", *_DESIGNS, "difference", "shorter memory", "difference"], rows
-    )
+        rows.append([profile, *cells, _best(losses, where, "rounds", plan.team(profile, plan.SHORTER))])
+    return table(["Cluster", "this server", "this server, fast alone", *_DESIGNS, "best, shorter memory"], rows)
 
 
 def interval(found: Sequence[float]) -> float:
@@ -118,7 +115,7 @@ def interval(found: Sequence[float]) -> float:
     return float(student.ppf(0.975, len(found) - 1)) * standard_error(found)
 
 
-def _told(found: Sequence[float]) -> str:
+def told(found: Sequence[float]) -> str:
     """The mean, and its interval; empty if there are less than three."""
     return f"{mean(found):+.3f} ± {interval(found):.3f}" if len(found) > 2 else ""
 
@@ -131,7 +128,7 @@ def verdict(found: Sequence[float]) -> str:
 
 def difference(losses: Losses, where: Cell, more: str = "", kind: str = "") -> str:
     """The mean of `differences`, and its 95 % interval; empty if there are less than three."""
-    return _told(differences(losses, where, more, kind))
+    return told(differences(losses, where, more, kind))
 
 
 def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> list[float]:
@@ -139,12 +136,12 @@ def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> 
     return _paired(_ours(losses, where, more, kind), _best_rival(losses, where, more, kind))
 
 
-def against_shorter(losses: Losses, profile: str) -> list[float]:
-    """This server less the best form of DDP with a shorter memory, in the place of most runs, under each of the seeds that both
-    have."""
-    where, settings = (MAIN[0], profile, *MAIN[1:]), plan.team(profile, plan.SHORTER)
-    theirs = losses.seeds(*where, "rounds", f"rate={losses.best(where, 'rounds', settings)[0]} {settings}")
-    return _paired(losses.seeds(*where, "ours", plan.ours(plan.BOTH)), theirs)
+def against(losses: Losses, profile: str, memory: str = plan.SHORTER, own: str = "") -> list[float]:
+    """This server less the best form of DDP, in the place of most runs, each with a memory of its own, under each of the seeds
+    that both have."""
+    where, settings = (MAIN[0], profile, *MAIN[1:]), plan.team(profile, memory)
+    theirs = losses.seeds(*where, "rounds", f"rate={losses.best(where, 'rounds', settings)[0]} {settings}".strip())
+    return _paired(losses.seeds(*where, "ours", f"{plan.ours(plan.BOTH)} {own}".strip()), theirs)
 
 
 def headline(losses: Losses) -> str:
@@ -158,7 +155,7 @@ def headline(losses: Losses) -> str:
         rows.append(
             [
                 f"`{profile}`: {kind.about}", f"{ours:.3f}", f"{loss:.3f}, {_short(name)}", difference(losses, where),
-                f"{mean(shorter):.3f}", _told(against_shorter(losses, profile)),
+                f"{mean(shorter):.3f}", told(against(losses, profile)),
             ]
         )  # fmt: skip
     return table(["Cluster", "this server", "best form of DDP", "difference", "shorter memory", "difference"], rows)

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
     "path",
     [
         "README.md",
-        "docs/tuning.md",
         "docs/glossary.md",
         "docs/guides/first-steps.md",
         "deploy/helm/gem/files/dashboards/rule.json",

@@ -19,12 +19,13 @@ from benchmarks.finals import __main__ as finals
 from benchmarks.finals import plan
 from benchmarks.finals.page import (
     Losses,
-    against_shorter,
+    against,
     costs,
     differences,
     elsewhere,
     headline,
     lost_at_one_rate,
+    told,
     verdict,
 )
 from benchmarks.finals.runs import stored
@@ -62,7 +63,7 @@ def beside_an_expert() -> str:
 
 
 def beside_a_shorter_memory() -> str:
-    found = [against_shorter(Losses(FINALS), profile) for profile in KINDS]
+    found = [against(Losses(FINALS), profile) for profile in KINDS]
     assert {len(each) for each in found} == {6}
     verdicts = Counter(map(verdict, found))
     return (
@@ -138,6 +139,15 @@ def test_the_tables_of_the_method_are_of_stored_runs() -> None:
     ):  # fmt: skip
         cells = [costs(losses, each, plan.ours(parts[name])) for each in FOUR]
         assert f"| {name} | {' | '.join(f'{mean(each):+.3f}' for each in cells)} |" in text
+
+
+def test_the_reports_memories_are_of_stored_runs() -> None:
+    text, losses = (ROOT / "docs/method.md").read_text(encoding="utf-8"), Losses(FINALS)
+    usual, shortest = plan.OUR_MEMORIES[0], plan.OUR_MEMORIES[-1]
+    alike = (f"{told(against(losses, each, '', usual))} ({each}" for each in plan.MEMORY_FOR)
+    assert f"this server less rounds {'), '.join(alike)}; three seeds)" in text
+    first, second, third = (told(against(losses, each, "memory=0.25", shortest)) for each in plan.MEMORY_FOR)
+    assert f"{first}, {second} and {third}. " in text
 
 
 def test_the_reports_other_places_are_of_stored_runs() -> None:
