@@ -44,7 +44,8 @@ $(READY): requirements.lock pyproject.toml
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --progress-bar off --disable-pip-version-check -r requirements.lock | $(PROGRESS)
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -m gem_server.warm_up >/dev/null
+	@echo "compiling the server's update rules (once)"
+	@$(BIN)/python -m gem_server.warm_up
 	@touch $@
 
 ADD = $(BIN)/pip install --progress-bar off --disable-pip-version-check --no-deps -r

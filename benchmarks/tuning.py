@@ -129,25 +129,27 @@ def stored(folder: Path) -> Store[Choice, Run]:
 
 
 SHOWN = {
-    "healthy: rate 0.001, κ 1.5": Choice(16, learning_rate=1e-3),
-    "too hot: rate 0.03, κ 1.5": Choice(16, learning_rate=3e-2),
-    "starved: rate 0.001, κ 0.1": Choice(16, learning_rate=1e-3, kappa=0.1),
-}  # the columns of the picture
+    "healthy:\nrate 0.001, κ 1.5": Choice(16, learning_rate=1e-3),
+    "too hot:\nrate 0.03, κ 1.5": Choice(16, learning_rate=3e-2),
+    "starved:\nrate 0.001, κ 0.1": Choice(16, learning_rate=1e-3, kappa=0.1),
+}  # the rows of the picture
 
 
 @styled
 def figure(runs: Mapping[Choice, Run]) -> Figure:
     """Draws the loss and the median of π of a healthy run, of one that is too hot and of one that starves."""
     title = "AdamW on the server, 16 workers, MNIST, two epochs"
-    drawn, places = panels(2, len(SHOWN), title, 2.4, sharex=True, sharey="row")
-    for number, (name, choice) in enumerate(SHOWN.items()):
-        curves, loss, pi = runs[choice].curves, places[number], places[number + len(SHOWN)]
+    drawn, places = panels(len(SHOWN), 2, title, 1.7, 6.0, sharex=True, sharey="col")  # read on phones, too
+    for (name, choice), loss, pi in zip(SHOWN.items(), places[::2], places[1::2], strict=True):
+        curves = runs[choice].curves
         loss.plot(curves["version"], curves["loss"], color=BLUE)
         pi.plot(curves["version"], curves["pi_median"], color=BLUE)
-        loss.set(title=name, ylim=(0, 2.5))
-        pi.set(xlabel="commits", ylim=(0, 1))
-    places[0].set_ylabel("training loss")
-    places[len(SHOWN)].set_ylabel("median π of a commit")
+        loss.set(ylabel=name, ylim=(0, 2.5))
+        pi.set(ylim=(0, 1))
+    places[0].set_title("training loss")
+    places[1].set_title("median π of a commit")
+    for below in places[-2:]:
+        below.set_xlabel("commits")
     return drawn
 
 

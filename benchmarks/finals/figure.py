@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from benchmarks.finals import plan
 from benchmarks.finals.page import MAIN, Losses, best_form, standard_error
 from benchmarks.finals.runs import Outcome, Run
-from benchmarks.lib.style import BAND, BLUE, GREY, MARKERS, ORANGE, PALE, RED, dots, legend, log_scale, marks, panels, styled
+from benchmarks.lib.style import BLUE, GREY, MARKERS, ORANGE, PALE, RED, dots, legend, log_scale, marks, panels, styled
 from benchmarks.versus.profiles import KINDS
 
 MODEL, WORKERS, ROUNDS = MAIN
@@ -25,6 +25,7 @@ _COLOURS = {IN_STEP: BLUE, BEFORE: PALE, ALL: GREY, EXPERT: ORANGE, SHORTER: RED
 _LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.items(), MARKERS, strict=False)}
 _REAL = "filled: simulated; hollow: real (no bar: one seed)"
 _HOLLOW = Line2D([], [], color="black", marker="o", markerfacecolor="white", linestyle="", label=_REAL)
+_BAR = Line2D([], [], color=GREY, marker="|", linestyle="", label="bar: lowest to highest seed")
 _WIDTH = 5.6  # inches: the README shows this figure, also on phones
 _ROW, _REAL_BELOW = 0.17, 0.07  # of the distance between two clusters
 
@@ -60,7 +61,7 @@ def number(results: Mapping[Run, Outcome]) -> Figure:
     }
     found = {place: seeds for place, seeds in found.items() if seeds}
     title = f"Held-out loss at the end, {MODEL}, equal workers"
-    drawn, (axes,) = panels(1, 1, title, 3.6)
+    drawn, (axes,) = panels(1, 1, title, 3.6, _WIDTH)
     for workers, colour in zip(plan.NUMBERS, (GREY, ORANGE, BLUE), strict=True):
         own = {rounds: seeds for (number, rounds), seeds in found.items() if number == workers}
         columns = {
@@ -76,7 +77,9 @@ def number(results: Mapping[Run, Outcome]) -> Figure:
     axes.set(xlabel="batches that each worker makes, as a measure of time", ylabel="held-out loss")
     log_scale(axes, "x")
     axes.set_xticks(plan.LENGTHS)
-    legend(drawn, BAND)
+    axes.set_xlim(right=3 * plan.LENGTHS[-1])
+    dotted = Line2D([], [], color=GREY, linestyle=":", label="as many batches in all")
+    legend(drawn, dotted, _BAR, columns=2)
     return drawn
 
 

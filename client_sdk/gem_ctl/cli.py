@@ -307,7 +307,10 @@ def drain(target: Target) -> None:
         queued = admin.drain()
     say(f"the server is shutting down; {queued} commits were queued")
     if status.worker_count and text.state(status) != "complete":
-        say(f"workers still in the run: {status.worker_count}. They wait for it: start it again with --resume, or stop them")
+        say(
+            f"workers still in the run: {status.worker_count}. They wait for the server: start it again, with --resume if it "
+            "has a --checkpoint-dir, or stop them"
+        )
 
 
 @main.group(short_help="Lists the quarantined workers, or lets one register again.")

@@ -42,6 +42,9 @@ def parse(option: str, value: str | Mapping[str, Any]) -> dict[str, Any]:
     return {option: name} | set_ | ({rest: others} if others else {})
 
 
+_OPTIONS = {"lr": "--learning-rate", "learning_rate": "--learning-rate", "weight_decay": "--weight-decay"}
+
+
 def written(hyperparameters: Hyperparameters) -> dict[str, str]:
     """The text of each option that `parse` turns into these hyper-parameters."""
     values = vars(hyperparameters)
@@ -50,6 +53,8 @@ def written(hyperparameters: Hyperparameters) -> dict[str, str]:
 
 def unknown_setting(what: str, key: str, valid: Collection[str]) -> str:
     """The line that says that a rule, optimizer or schedule has no such setting, and which it has."""
+    if option := _OPTIONS.get(key):
+        return f"{what} has no setting {key!r}: that is the option {option}"
     known = f"its settings are {', '.join(valid)}" if valid else "it has no settings"
     return f"{what} has no setting {key!r}{nearest(key, valid)}: {known}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from gem_api.layout import Layout
-from gem_api.process import logs
 from gem_api.rules import RULES
 from gem_api.wire import BFLOAT16
 
@@ -28,7 +27,5 @@ def warm_up(rule: UpdateRule) -> None:
 
 
 if __name__ == "__main__":
-    logger = logs.configure("text")
     for rule in RULES:
         warm_up(make_rule(rule))
-        logger.info("compiled", rule=rule)

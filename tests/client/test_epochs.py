@@ -56,6 +56,17 @@ def test_each_epoch_has_each_sample_once(processes: int) -> None:
         worker.session.close()
 
 
+def test_a_loop_that_takes_its_batches_elsewhere_is_told_instead_of_repeating_the_epoch_without_end() -> None:
+    with serving(config(settings(epochs=EPOCHS))) as live:
+        worker = Worker(live.address)
+        epochs = worker.sampler.epochs()
+        assert next(epochs) == 0
+        worker.step()
+        with pytest.raises(InvalidRequest, match=r"no batch of epoch 0 .* iterate over epoch.loader\(\) instead"):
+            next(epochs)
+        worker.session.close()
+
+
 def test_workers_share_an_epoch_and_a_later_one_begins_in_that_of_the_run() -> None:
     with serving(config(settings(epochs=EPOCHS))) as live:
         early = Worker(live.address)

@@ -60,6 +60,10 @@ def of(*changes: tuple[str, str]) -> str:
 FAULTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "nothing": (of(), []),
     "nothing, by epochs": (of(("while not sampler.complete", "for epoch in sampler.epochs()"), ("sampler.lo", "epoch.lo")), []),
+    "batches that the sampler did not deal": (
+        of(("while not sampler.complete", "for epoch in sampler.epochs()"), ("sampler.loader()", "DataLoader(data, 64)")),
+        [(FAILS, "the loop made a ShardSampler and takes its batches elsewhere")],
+    ),
     "no load_final": (of(("    optimizer.load_final()\n", "")), [(LOOK, "load_final() was never called")]),
     "steps the inner optimizer too": (
         of(("            optimizer.step(", "            optimizer.inner.step()\n            optimizer.step(")),

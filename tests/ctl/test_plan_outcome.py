@@ -135,7 +135,7 @@ def test_workers_pay_until_further_ones_mostly_wait(given: dict[str, Any]) -> No
     ("bandwidth", "said"),
     [
         (math.inf, "10 workers, 9.01 × as fast as a plain loop"),
-        (5e4, "no number of workers: a plain loop is 5 × as fast as any"),
+        (5e4, "no number of workers: a plain loop is 5 × as fast as any number of them"),
     ],
 )
 def test_workers_who_are_slower_together_than_a_plain_loop_do_not_pay(bandwidth: float, said: str) -> None:

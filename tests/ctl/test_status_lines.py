@@ -106,7 +106,7 @@ def test_the_status_tells_the_learning_rate_that_the_schedule_has_reached(optimi
             [
                 "rule        diloco, learning rate 0.05, momentum 0.9, batch 64\n"
                 "options     delay=2 eager=0.1\nlocal       λ 4 steps\nnesterov    0.9\nweights     decay 0.0001\n"
-                "schedule    warm-up over 10 versions, then cosine to ×0.1 over 200 versions\n"
+                "schedule    warm-up over 10 commits, then cosine to ×0.1 over 200 commits\n"
             ],
             ["optimizer"],
         ),

@@ -100,7 +100,9 @@ def test_the_server_does_not_start_if_a_rule_is_not_its_row(change: dict[str, An
 def test_every_rule_says_which_settings_it_has(rule: str) -> None:
     has = ", ".join(ROWS[rule].settings)
     valid = f"its settings are {has}" if has else "it has no settings"
-    for wrong in ("nonsense", "learning_rate", "xyz", ""):
+    with pytest.raises(ValueError, match=r"^the rule has no setting 'learning_rate': that is the option --learning-rate$"):
+        make_core(Hyperparameters(rule=rule, rule_options="learning_rate=1"))
+    for wrong in ("nonsense", "xyz", ""):
         with pytest.raises(ValueError, match=rf"^the rule has no setting {wrong!r}( \(did you mean \w+\?\))?: {valid}$"):
             make_core(Hyperparameters(rule=rule, rule_options=f"{wrong}=1"))
 

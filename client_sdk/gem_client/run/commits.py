@@ -122,7 +122,10 @@ class Commits:
             return layout.pack(gradient, own)
         array = np.asarray(gradient)
         if array.shape != (layout.size,):
-            raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
+            raise LayoutMismatch(
+                f"the gradient has shape {array.shape}; the model needs ({layout.size},), or a dict of "
+                "one array for each tensor"
+            )
         if array.dtype.kind != "f":
             raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
         region = self._member.links.leader.region

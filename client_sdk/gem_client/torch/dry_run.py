@@ -71,6 +71,8 @@ class Observer(logging.Handler):
             (Session, "is_first", lambda _: see("first")),
             (Session, "report_evaluation", lambda _: self._seen & {"first", "over"} or see("report")),
             (ShardSampler, "__init__", lambda _: see("sampler")),
+            (ShardSampler, "__iter__", lambda _: see("drawn")),
+            (ShardSampler, "items", lambda _: see("drawn")),
             (ShardSampler, "complete", lambda _: see("complete")),
             (ShardSampler, "epochs", lambda _: see("complete")),
         ]
@@ -103,7 +105,7 @@ class Observer(logging.Handler):
         if "commit" not in self._seen:
             self._seen.add("commit")
             self._seeds.append(torch.initial_seed())
-        if "shards" not in self._seen and session.steps_done >= self._commits:
+        if not self._dealt and session.steps_done >= self._commits:
             self._seen.add("stopped")
             raise _Enough
 
@@ -132,12 +134,22 @@ class Observer(logging.Handler):
         """Those that have joined a run."""
         return [each for each in self._made if getattr(each, "joined", False)]
 
+    @property
+    def _dealt(self) -> bool:
+        """Whether the server deals the samples of the loop."""
+        return ("drawn" if "sampler" in self._seen else "shards") in self._seen
+
     def findings(self, failure: str) -> list[tuple[str, str]]:
         """What was found: a level, and what was seen and what to do. `failure`: why the script failed; empty if it did not."""
         if self._stepped_apart:
             failure = (
                 f"the loop steps a {self._stepped_apart} itself, and no commit has what that changes: make every step with the "
                 f"Optimizer's own step(){'; ' if failure else ''}{failure}"
+            )
+        elif "sampler" in self._seen and not self._dealt:
+            failure = (
+                "the loop made a ShardSampler and takes its batches elsewhere: iterate over its loader(), or over "
+                f"epoch.loader(), instead of a DataLoader of your own{'; ' if failure else ''}{failure}"
             )
         found = [(LOOK, f"the SDK warns: {text}") for text in dict.fromkeys(self._warnings)]
         if "commit" in self._seen:
@@ -163,7 +175,7 @@ class Observer(logging.Handler):
 
     def _of_samples(self) -> Iterator[tuple[bool, str, str]]:
         start, joined, first = self._seeds[:3]
-        dealt = "shards" in self._seen
+        dealt = self._dealt
         yield (
             not dealt and start != joined == first,
             f"the loop draws its own samples, and PyTorch's seed is {first}: workers with the same seed draw the same ones. "
@@ -241,7 +253,8 @@ def _failure(error: BaseException, script: str) -> str:
     where = f"line {lines[-1]} of {Path(script).name}" if lines else Path(script).name
     if isinstance(error, KeyboardInterrupt):
         return f"the script did not end in time and was stopped in {where}: end it with the run, or give it more --seconds"
-    return f"{where} raises {type(error).__name__}: {error}"
+    hint = "; give the script's own arguments after it" if isinstance(error, IndexError) and len(sys.argv) == 1 else ""
+    return f"{where} raises {type(error).__name__}: {error}{hint}"
 
 
 def main(script: str, commits: str, seconds: str, folder: str, *arguments: str) -> None:

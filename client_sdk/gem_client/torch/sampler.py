@@ -65,6 +65,7 @@ class ShardSampler(Sampler[list[int]]):
         require_dataset(dataset)
         self._dataset = dataset
         self._shards = session.shards(len(dataset), batch_size, samples_of(dataset))
+        self._drawn_from = False  # since the epoch began
 
     def __reduce__(self) -> NoReturn:
         raise InvalidRequest(
@@ -72,6 +73,7 @@ class ShardSampler(Sampler[list[int]]):
         )
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._drawn_from = True
         return iter(self._shards)
 
     def __len__(self) -> int:
@@ -105,13 +107,23 @@ class ShardSampler(Sampler[list[int]]):
                 their commits. If some still wait for `Optimizer.finish` (accumulated gradients, local steps), or if the loop
                 has another loader, it is called after the last epoch instead. A loop that ends early, by `break` or an error,
                 does not call it.
+
+        Raises:
+            InvalidRequest: While iterating: the loop asked for the next epoch, but for no batch of this one. It would come
+                again without end.
         """
         last = _Once(at_end)
         try:
             while (number := self._shards.next_epoch()) is not None:
                 for scheduler in schedulers:
                     step_to(number, scheduler)
+                self._drawn_from = False
                 yield Epoch(number, self, last)
+                if not self._drawn_from:
+                    raise InvalidRequest(
+                        f"the loop took no batch of epoch {number} from the sampler, so it would come again without end: "
+                        "iterate over epoch.loader() instead of a DataLoader of your own, or leave sampler.epochs() out"
+                    )
             last()
         finally:
             self._shards.end_epochs()

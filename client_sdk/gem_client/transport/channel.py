@@ -86,6 +86,8 @@ def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
             )
         if why := _nobody_there(details, address) or _encrypted_otherwise(details, address):
             return ServerUnavailable(why)
+        if _was_closed(details):
+            return ServerUnavailable(f"the connection to {address} was closed: the server has ended, or the network has failed")
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or ""):
         return InvalidRequest(f"something between this client and {address or 'the server'} has a limit: {error.details()}")
     metadata = error.trailing_metadata() or ()
@@ -114,6 +116,10 @@ def _nobody_there(details: str, address: str) -> str:
     return ""
 
 
+def _was_closed(details: str) -> bool:
+    return "Socket closed" in details or "Connection reset" in details
+
+
 def _encrypted_otherwise(details: str, address: str) -> str:
     """A plain message if gRPC's details say that this client and the server do not agree on TLS; else empty. Such an error may
     pass, as the server may get another certificate."""
@@ -130,7 +136,7 @@ def _encrypted_otherwise(details: str, address: str) -> str:
         return f"the certificate of the server at {address} is rejected (CERTIFICATE_VERIFY_FAILED: {rejected[1]}): " + (
             "renew it on the server" if "expired" in rejected[1] else "give its own authority as --tls-ca (tls_ca in Python)"
         )
-    if "Socket closed" in details or "Connection reset" in details:
+    if _was_closed(details):
         return (
             f"the server at {address} closes each new connection. Does it use TLS? Then give --tls-ca (tls_ca in Python); and "
             "tls_cert and tls_key if it asks for clients' certificates"

@@ -10,7 +10,7 @@ from gem_ctl.planning.outcome import Distribution, Outcome
 from gem_ctl.planning.plan import Plan, plan
 from gem_ctl.planning.scenario import Scenario, gradients_per_second, workers_that_pay
 
-_COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "max", "queue", "max", "wait", "idle",
+_COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "τ max", "queue", "queue max", "wait", "idle",
             "further", "memory")  # fmt: skip
 _OF_LENGTH = ("batches each", "run takes")
 # Batches of each worker below which more workers gain little: see the section "How many workers" of docs/tuning.md.
@@ -57,7 +57,7 @@ def _pays(scenario: Scenario) -> str:
         return gradients_per_second(replace(scenario, setup=replace(setup, workers=workers))) * setup.compute_seconds
 
     if 0 < (most := speed(_MANY * pays)) <= 1:
-        return f"no number of workers: a plain loop is {1 / most:.3g} × as fast as any"
+        return f"no number of workers: a plain loop is {1 / most:.3g} × as fast as any number of them"
     much = f", {speed(pays):.3g} × as fast as a plain loop" * bool(setup.compute_seconds)
     return f"{pays:,} worker{'s' * (pays > 1)}{much}; further ones mostly wait"
 

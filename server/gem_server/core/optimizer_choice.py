@@ -91,8 +91,8 @@ def _other_optimizer(ours: str, theirs: str) -> str:
     }.get(ours, f"this run has {ours} on the server, for all workers")
     if theirs == "worker":
         return (
-            f'{run}: use Optimizer(..., on="server"), or without PyTorch join without `optimizer` and commit gradients; or '
-            "start the server with --optimizer worker"
+            f'{run}: use {ours.upper() if ours == "sgd" else ours} with Optimizer(..., on="server"), or without PyTorch join '
+            "without `optimizer` and commit gradients; or start the run with --optimizer worker"
         )
     if ours == "worker":
         return f'{run}: use Optimizer(...) without on="server", or start the server with --optimizer {theirs}'

@@ -148,7 +148,7 @@ def _require_no_checkpoint(directory: Path) -> None:
     """Raises ValueError: a new run must not mix its checkpoints with another's."""
     if checkpoint.list_checkpoints(directory):
         raise ValueError(
-            f"{directory} holds the checkpoints of another run: add --resume to continue it, or name another folder"
+            f"{directory} already holds a run's checkpoints: add --resume to continue that run, or name another folder"
         )
 
 

@@ -196,7 +196,7 @@ class TrainingServicer:
         if (settings := self._core.settings) != before:
             servers = {"learning_rate": settings.learning_rate, "schedule": str(Schedule.of(settings))}
             self._intake.logger.info(
-                "the run takes what its first worker brings; a version is a commit of any worker",
+                "the run takes what its first worker brings; the schedule counts all workers' commits, each by its share",
                 optimizer=settings.optimizer, **({} if settings.optimizer == "worker" else servers),
             )  # fmt: skip
         await self._durability.settled()
