@@ -131,6 +131,7 @@ def test_a_run_of_unequal_simulated_workers_says_what_others_would_need_for_as_m
     }  # fmt: skip
     lines = _closing(summary, RunFolder(tmp_path), {}).splitlines()
     assert "complete after 3 commits: 2 s to start, 4 s of training (simulated step time 0.1, 0.1, 0.4 s)" in lines
+    assert "    this run, measured, with exchanges    4 s" in lines
     assert "    all, as here, if none waits           4 s" in lines
     assert "    the fastest worker alone              9 s" in lines
     assert "    the 2 fastest in step                 4 s" in lines

@@ -301,18 +301,19 @@ def _test_score(summary: dict[str, Any]) -> str:
     return f"test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}"
 
 
-def _instead(seconds: dict[str, float]) -> list[str]:
+def _instead(seconds: dict[str, float], measured: float) -> list[str]:
     if not seconds:
         return []
     names = ("none_waits", "fastest_alone", "fast_in_step", "all_in_step")
     ours, alone, fast, whole = (seconds[f"{name}_seconds"] for name in names)
     rows = [
+        ("this run, measured, with exchanges", measured),
         ("all, as here, if none waits", ours),
         ("the fastest worker alone", alone),
         *[(f"the {seconds['fast_workers']:.0f} fastest in step", fast)] * (fast not in (alone, whole)),
         ("all in step, waiting for the slowest", whole),
     ]
-    head = "  as many samples, computed from the simulated step times, without exchanges:"
+    head = "  as many samples; below the first row, computed from the simulated step times, without exchanges:"
     return [head, *(f"    {who:<36}  {time:.0f} s" for who, time in rows)]
 
 
@@ -328,7 +329,7 @@ def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
         *(f"  {line}" for line in table(summary["brought"]) if summary["brought"]),
-        *_instead(summary["instead"]),
+        *_instead(summary["instead"], summary["seconds"]),
         *(f"  {name:<13}  {path}" for name, path in pictures.items()),
         *(f"  {name.partition('.')[0]:<13}  {where}" for name, where in sorted(folder.results.items(), reverse=True) if where),
     ]
