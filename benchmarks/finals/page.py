@@ -92,10 +92,17 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     places = sorted({(run.model, run.workers, run.rounds) for run in results}, key=lambda place: (place[0], place[2], place[1]))
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
-        missing=sum(run not in results for run in plan.runs(plan.QUESTIONS)), main=_main(losses),
+        missing=_missing(results), main=_main(losses),
         apart=_apart(losses), real=_real(losses, places), parts=_parts(losses, results), number=_number(losses),
         rates=_rates(losses), memory=_memory(losses),
     )  # fmt: skip
+
+
+def _missing(results: Mapping[Run, Outcome]) -> str:
+    """How many runs of the plan have no result, by the question that they answer."""
+    found = {question: sum(run not in results for run in plan.runs([question])) for question in plan.QUESTIONS}
+    named = ", ".join(f"{question} {count}" for question, count in found.items() if count)
+    return f" Runs of [the plan](../../../benchmarks/finals/plan.py) that are missing, by question: {named}." if named else ""
 
 
 def _main(losses: Losses) -> str:

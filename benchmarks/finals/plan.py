@@ -18,7 +18,10 @@ GROWTH = "growth=10"
 SHARES = "smallest=0.0625"
 WAIT = "wait=0.15 until=200"
 BOTH = f"{SHARES} {WAIT} {GROWTH}"
-UNTUNED = {"tagger": (0.008, 0.016), "trees": (0.002, 0.004, 0.008, 0.016)}  # and this server's rates there
+UNTUNED = {  # and the rates that are tried there, of this server and of DDP
+    "tagger": ((0.008, 0.016, 0.032), (0.008, 0.015, 0.03, 0.06)),
+    "trees": ((0.002, 0.004, 0.008, 0.016), (0.004, 0.008, 0.015, 0.03)),
+}
 OTHER_RATES = (*UNTUNED, "convnet", "large")  # this server takes the best of several rates, as the rivals
 HARD = ("mixed", "equal", "exponential", "straggler")
 
@@ -78,7 +81,7 @@ BEST_SHORTER = {  # the rate of their best, with a shorter memory, of the first 
     "quarter": 0.015, "first": 0.015, "pausing": 0.02,
 }  # fmt: skip
 ONE_WORKERS_RATES = {  # in 200 batches
-    "large": (0.001, 0.002, 0.004, 0.008), "convnet": (0.004, 0.008, 0.016), "tagger": (0.008, 0.016, 0.032),
+    "large": (0.001, 0.002, 0.004, 0.008), "convnet": (0.002, 0.004, 0.008, 0.016), "tagger": (0.008, 0.016, 0.032),
     "trees": (0.002, 0.004, 0.008, 0.016, 0.032),
 }  # fmt: skip
 APART = {  # what else trains without waiting in each step, and how
@@ -153,10 +156,10 @@ QUESTIONS: Mapping[str, list[Run]] = {
     ],
     "held out": [
         run
-        for model, rates in UNTUNED.items()
+        for model, (rates, theirs) in UNTUNED.items()
         for run in (
             *_ours([BOTH], THREE, seeds=TWO, model=model, rates=rates),
-            *_rivals(THREE, 200, TWO, model, rates=(0.008, 0.015, 0.03)),
+            *_rivals(THREE, 200, TWO, model, rates=theirs),
         )
     ],
     "many": [
