@@ -35,7 +35,7 @@ _ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind o
     "real processes": (*MAIN, "", "real "),
 }
 _DESIGNS = (plan.ALL, plan.FAST, plan.PROPORTION, plan.BACKUP)
-_SHARES = {"rounds": ("1", "0.56", "0.25", "0.13"), "this server": ("1", "0.56", "0.34", "0.23")}  # of the usual memory
+_SHARES = {"DDP": ("1", "0.56", "0.25", "0.13"), "this server": ("1", "0.56", "0.34", "0.23")}  # of the usual memory
 
 
 class Losses:
@@ -364,3 +364,10 @@ def costs(losses: Losses, profile: str, settings: str) -> list[float]:
     """By how much this server's loss is higher with other settings, under each seed."""
     where = (MAIN[0], profile, *MAIN[1:], "ours")
     return _paired(losses.seeds(*where, settings), losses.seeds(*where, plan.ours(plan.BOTH)))
+
+
+def cost_at_best(losses: Losses, profile: str, settings: str) -> float:
+    """The same with these settings at the best of the rates that were tried for them, in the mean of the seeds."""
+    where = (MAIN[0], profile, *MAIN[1:])
+    rate, _ = losses.best(where, "ours", settings)
+    return mean(costs(losses, profile, f"rate={rate} {settings}"))

@@ -18,6 +18,7 @@ GROWTH = "growth=10"
 SHARES = "smallest=0.0625"
 WAIT = "wait=0.15 until=200"
 BOTH = f"{SHARES} {WAIT} {GROWTH}"
+UNBOUND, NO_LOOK = f"{BOTH} bound=False", f"{BOTH} reach=0.0 reach_held=0.0"  # lower rates may suit them better
 UNTUNED = {  # and the rates that are tried there, of this server and of DDP
     "tagger": ((0.008, 0.016, 0.032), (0.008, 0.015, 0.03, 0.06)),
     "trees": ((0.002, 0.004, 0.008, 0.016), (0.004, 0.008, 0.015, 0.03)),
@@ -178,7 +179,8 @@ QUESTIONS: Mapping[str, list[Run]] = {
     "lengths": [
         *_ours([BOTH], EQUAL_AND_MIXED, 400, TWO), *_today(EQUAL_AND_MIXED, 400, TWO),
         *_rivals(EQUAL_AND_MIXED, 400, TWO, rates=(0.01, 0.015)),
-        *_ours([BOTH], EQUAL_AND_MIXED, 3000, (0,)), *_rivals(EQUAL_AND_MIXED, 3000, (0,), rates=(0.01,)),
+        *_ours([BOTH], EQUAL_AND_MIXED, 3000, (0,)),
+        *(Run("transformer", each, 8, 0, 3000, "rounds", f"rate=0.01 {team(each)}".strip()) for each in EQUAL_AND_MIXED),
         *(  # the rates beyond those
             run
             for rounds, seeds, profiles, rate in (
@@ -254,13 +256,17 @@ QUESTIONS: Mapping[str, list[Run]] = {
     "without the slow": [
         run for workers, rounds in WITHOUT.values() for run in _ours([BOTH], ["equal"], rounds, workers=workers)
     ],
-    "parts": _ours(
-        [
-            GROWTH, f"{SHARES} {GROWTH}", f"{WAIT} {GROWTH}", f"{SHARES} {WAIT}", f"{BOTH} common=True",
-            BOTH.replace("until=200", "until=100"), f"{BOTH} bound=False", f"{BOTH} reach=0.0 reach_held=0.0",
-        ],
-        HARD,
-    ),
+    "parts": [
+        *_ours(
+            [
+                GROWTH, f"{SHARES} {GROWTH}", f"{WAIT} {GROWTH}", f"{SHARES} {WAIT}", f"{BOTH} common=True",
+                BOTH.replace("until=200", "until=100"), UNBOUND, NO_LOOK,
+            ],
+            HARD,
+        ),
+        *_ours([UNBOUND], HARD, rates=(0.003, 0.004, 0.006)),
+        *_ours([NO_LOOK], HARD, rates=(0.004, 0.006)),
+    ],
     "rates": _ours([BOTH], HARD, rates=(0.006, 0.011)),
 }  # fmt: skip
 
@@ -268,8 +274,8 @@ QUESTIONS: Mapping[str, list[Run]] = {
 NAMES = {
     GROWTH: "the rule alone", f"{SHARES} {GROWTH}": "without waits", f"{WAIT} {GROWTH}": "without shares",
     f"{SHARES} {WAIT}": "κ is whole from the start", f"{BOTH} common=True": "one s for all who wait",
-    BOTH.replace("until=200", "until=100"): "waits in the first 100 rounds", f"{BOTH} bound=False": "without π",
-    f"{BOTH} reach=0.0 reach_held=0.0": "without look-ahead",
+    BOTH.replace("until=200", "until=100"): "waits in the first 100 rounds",
+    UNBOUND: "without π", NO_LOOK: "without look-ahead",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from benchmarks.finals import plan
 from benchmarks.finals.page import (
     Losses,
     against,
+    cost_at_best,
     costs,
     differences,
     elsewhere,
@@ -117,6 +118,7 @@ def test_no_other_measured_number_is_in_the_readme() -> None:
     held_elsewhere = [
         "15 % of its worker's own step",  # the default of reply_wait
         "the 95 % interval",
+        "0.1 less multiplies the right character's probability by 1.1",  # e to the 0.1
         "Python 3.11",
     ]
     text = re.sub(r"```.*?```", "", README, flags=re.S)
@@ -141,18 +143,28 @@ def test_the_tables_of_the_method_are_of_stored_runs() -> None:
         assert f"| {name} | {' | '.join(f'{mean(each):+.3f}' for each in cells)} |" in text
 
 
+def test_the_reports_parts_at_their_best_rates_are_of_stored_runs() -> None:
+    text, losses = (ROOT / "docs/method.md").read_text(encoding="utf-8"), Losses(FINALS)
+    for name, settings in (("without π", plan.UNBOUND), ("without look-ahead", plan.NO_LOOK)):
+        cells = [f"{cost_at_best(losses, each, settings):+.3f}" for each in FOUR]
+        assert f"| {name}, best rate | {' | '.join(cells)} |" in text
+
+
 def test_the_reports_memories_are_of_stored_runs() -> None:
     text, losses = (ROOT / "docs/method.md").read_text(encoding="utf-8"), Losses(FINALS)
     usual, shortest = plan.OUR_MEMORIES[0], plan.OUR_MEMORIES[-1]
     alike = (f"{told(against(losses, each, '', usual))} ({each}" for each in plan.MEMORY_FOR)
-    assert f"this server less rounds {'), '.join(alike)}; three seeds)" in text
+    assert f"this server less DDP {'), '.join(alike)}; three seeds)" in text
     first, second, third = (told(against(losses, each, "memory=0.25", shortest)) for each in plan.MEMORY_FOR)
     assert f"{first}, {second} and {third}. " in text
 
 
 def test_the_reports_other_places_are_of_stored_runs() -> None:
-    text = (ROOT / "docs/method.md").read_text(encoding="utf-8")
-    assert elsewhere(Losses(FINALS)) in text
+    text, losses = (ROOT / "docs/method.md").read_text(encoding="utf-8"), Losses(FINALS)
+    assert elsewhere(losses) in text
+    others = [(model, profile, 8, 200) for model in ("convnet", *plan.UNTUNED) for profile in plan.THREE]
+    higher = sum(mean(differences(losses, where)) > 0 for where in others)
+    assert f"DDP's best form has the lower mean in {WORDS[higher]} of {WORDS[len(others)]} places" in text
 
 
 @pytest.mark.parametrize("study", [finals, many_workers, unequal_data, tuning], ids=lambda study: study.RESULTS.name)
