@@ -140,6 +140,7 @@ class ShardSampler(Sampler[list[int]]):
         Raises:
             InvalidRequest: While iterating: the optimizer has `batches_per_step`, or an item was left early three times.
         """
+        self._drawn_from = True
         return (self._dataset[index] for index in self._shards.items())  # type: ignore[index]
 
     def loader(self, **settings: Any) -> Loader:
