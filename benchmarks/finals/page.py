@@ -67,6 +67,10 @@ class Losses:
         most = max(map(len, tried.values()))
         return min(((rate, losses) for rate, losses in tried.items() if len(losses) == most), key=lambda one: mean(one[1]))
 
+    def at_best(self, where: Cell, method: str, settings: str) -> dict[int, Outcome]:
+        """The outcome of each seed at that rate."""
+        return self.seeds(*where, method, f"rate={self.best(where, method, settings)[0]} {settings}".strip())
+
 
 def standard_error(losses: Sequence[float]) -> float:
     """Of the mean; 0 for one seed, NaN if a run diverged."""
@@ -146,8 +150,8 @@ def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> 
 def against(losses: Losses, profile: str, memory: str = plan.SHORTER, own: str = "") -> list[float]:
     """This server less the best form of DDP, in the place of most runs, each with a memory of its own, under each of the seeds
     that both have."""
-    where, settings = (MAIN[0], profile, *MAIN[1:]), plan.team(profile, memory)
-    theirs = losses.seeds(*where, "rounds", f"rate={losses.best(where, 'rounds', settings)[0]} {settings}".strip())
+    where = (MAIN[0], profile, *MAIN[1:])
+    theirs = losses.at_best(where, "rounds", plan.team(profile, memory))
     return _paired(losses.seeds(*where, "ours", f"{plan.ours(plan.BOTH)} {own}".strip()), theirs)
 
 
@@ -173,9 +177,9 @@ def lost_at_one_rate(losses: Losses, rate: str) -> list[float]:
     of the seeds that have both."""
     found = []
     for profile in KINDS:
-        where, settings = (MAIN[0], profile, *MAIN[1:], "rounds"), plan.team(profile, plan.SHORTER)
-        best, _ = losses.best(where[:4], "rounds", settings)
-        found.append(mean(_paired(*(losses.seeds(*where, f"rate={each} {settings}") for each in (rate, best)))))
+        where, settings = (MAIN[0], profile, *MAIN[1:]), plan.team(profile, plan.SHORTER)
+        made = losses.seeds(*where, "rounds", f"rate={rate} {settings}")
+        found.append(mean(_paired(made, losses.at_best(where, "rounds", settings))))
     return found
 
 
@@ -369,5 +373,4 @@ def costs(losses: Losses, profile: str, settings: str) -> list[float]:
 def cost_at_best(losses: Losses, profile: str, settings: str) -> float:
     """The same with these settings at the best of the rates that were tried for them, in the mean of the seeds."""
     where = (MAIN[0], profile, *MAIN[1:])
-    rate, _ = losses.best(where, "ours", settings)
-    return mean(costs(losses, profile, f"rate={rate} {settings}"))
+    return mean(_paired(losses.at_best(where, "ours", settings), losses.seeds(*where, "ours", plan.ours(plan.BOTH))))
