@@ -69,6 +69,7 @@ class GemCallback:
         self._on = on
         self._loader: _Loader | None = None
         self._optimizer: Optimizer
+        self._by_epochs: list[tuple[Any, int]] = []  # the schedules that count epochs, and how many make one of their steps
         self._stepping = self._finished = False
 
     def loader(self, dataset: Sized, batch_size: int | None = None, **settings: Any) -> Any:
@@ -137,6 +138,10 @@ class GemCallback:
         elif given.session is not self._session:
             raise InvalidRequest("the callback and the optimizer have two sessions: give both the same")
         self._optimizer = given
+        self._by_epochs = [(config.scheduler, config.frequency) for config in schedules if config.interval == "epoch"]
+        for config in schedules:
+            if config.interval == "epoch":
+                config.frequency = sys.maxsize  # Lightning would step it in each pass, and an epoch may take several
         trainer.fit_loop.max_epochs = -1
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -153,9 +158,11 @@ class GemCallback:
         epoch, progress = self._loader.passes.epoch, trainer.fit_loop.epoch_progress.current
         progress.started = progress.processed = progress.completed = epoch
         progress.ready = epoch + 1
-        for config in trainer.lr_scheduler_configs:
-            if config.interval == "epoch":
-                step_to(epoch // config.frequency, config.scheduler)
+        for scheduler, epochs in self._by_epochs:
+            step_to(epoch // epochs, scheduler)
+        batches = trainer.fit_loop._data_fetcher
+        if epoch == 0 and batches.done:  # the rest of epoch 0: Lightning begins a new iterator in later epochs alone
+            iter(batches)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Tells the session about the batch. Lightning has already read the next one, to know whether this is the last."""

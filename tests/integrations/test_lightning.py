@@ -17,7 +17,7 @@ import torch
 from client.share_helpers import asking_for_half
 from gem_client import InvalidRequest, Session
 from gem_client.lightning import GemCallback, _callback
-from gem_client.torch import Optimizer
+from gem_client.torch import Optimizer, ShardSampler
 from integrations.trainer_helpers import (
     BATCH,
     CUT,
@@ -266,13 +266,13 @@ def test_the_trainer_ends_with_the_run_also_before_its_own_minimum(least: dict[s
 
 
 class Epochs(pl.Callback):  # type: ignore[misc]
-    """Notes each epoch that begins a batch, with the rate."""
+    """Notes the epoch of each batch, and the rate."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, float] = {}
+        self.rates: list[tuple[int, float]] = []
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        self.seen[trainer.current_epoch] = trainer.optimizers[0].param_groups[0]["lr"]
+        self.rates.append((trainer.current_epoch, trainer.optimizers[0].param_groups[0]["lr"]))
 
 
 def test_a_worker_that_comes_late_begins_in_the_runs_epoch_with_the_schedule_there() -> None:
@@ -281,15 +281,37 @@ def test_a_worker_that_comes_late_begins_in_the_runs_epoch_with_the_schedule_the
         for epochs, steps in ((early, 2 * SAMPLES // BATCH), (late, -1)):
             with worker(live) as (_, gem):
                 trainer(gem, epochs, max_steps=steps).fit(Module(halved_each_epoch), gem.loader(Sums()))
-    assert early.seen == {0: 0.01, 1: 0.005}
-    assert late.seen == {2: 0.0025, 3: 0.00125}
+    assert set(early.rates) == {(0, 0.01), (1, 0.005)}
+    assert set(late.rates) == {(2, 0.0025), (3, 0.00125)}
+
+
+def test_what_another_worker_leaves_of_the_first_epoch_comes_in_another_pass_at_the_same_rate() -> None:
+    """Lightning itself makes new iterators in later epochs alone, and would step the schedule in each pass."""
+    data, epochs = Sums(), Epochs()
+    with serving(config(replace(RUN, epochs=1))) as live, worker(live) as (_, gem), gem_client.connect(live.address) as other:
+        same = Module(halved_each_epoch)
+        Optimizer(adamw(same), other, names=same.named_parameters(), on="worker")
+        next(iter(ShardSampler(other, data)))
+
+        class Leaves(pl.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+                if trainer.is_last_batch:
+                    other.close()
+
+        trainer(gem, EndlessEpochs(), epochs, Leaves()).fit(Module(halved_each_epoch), gem.loader(data))
+        assert completed(live) == SAMPLES
+        assert epochs.rates == [(0, 0.01)] * (SAMPLES // BATCH)
 
 
 class EndlessEpochs(pl.Callback):  # type: ignore[misc]
     """Fails instead of going on for ever."""
 
+    def __init__(self) -> None:
+        self._passes = 0
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert trainer.current_epoch < 5, "the trainer goes on after the run is complete"
+        self._passes += 1
+        assert self._passes < 5, "the trainer goes on without end"
 
 
 @pytest.mark.parametrize(("before", "error"), [(broken, ZeroDivisionError), (interrupted, SystemExit)])
