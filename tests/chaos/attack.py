@@ -61,7 +61,7 @@ def attack(
     )  # fmt: skip
     faults = _Attack(cluster, report, random.Random(seed), server_kills, worker_kills)
     try:
-        cluster.wait_acknowledged(10)
+        cluster.wait_all_acknowledged()
         for number in faults.rounds(suspensions):
             if number % 10 == 0:
                 progress(

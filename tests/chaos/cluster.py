@@ -174,6 +174,11 @@ class Cluster:
         self._wait(lambda: self.diaries.count() >= due, f"{more} more acknowledged commits")
         return time.monotonic() - began
 
+    def wait_all_acknowledged(self) -> None:
+        """Waits until each worker has had a commit acknowledged."""
+        diaries = [worker.diary for worker in self.workers]
+        self._wait(lambda: all(map(_has_committed, diaries)), "an acknowledged commit of each worker")
+
     def wait_shard_completed(self) -> None:
         """Waits until a worker has completed a shard, if one works on shards."""
         if any(worker.kind.shards for worker in self.workers):
@@ -212,6 +217,10 @@ class Cluster:
             worker.process.wait()
         for server in self.servers:
             server.close()
+
+
+def _has_committed(diary: Path) -> bool:
+    return diary.exists() and b'"event": "committed"' in diary.read_bytes()
 
 
 def _version_at_rest(server: ServerProcess) -> int:
