@@ -1,5 +1,5 @@
-"""Asynchronous rules that are this server's neighbours, around AdamW: DANA (Hakimi et al. 2019, arXiv 1907.11612), and with it
-Gap-Aware (Barkai et al. 2019, arXiv 1909.10802). Every gradient is a whole batch, and nobody waits."""
+"""Asynchronous rules that are this server's neighbours, around AdamW: none at all, DANA (Hakimi et al. 2019, arXiv
+1907.11612), and with it Gap-Aware (Barkai et al. 2019, arXiv 1909.10802). Every gradient is a whole batch, and nobody waits."""
 
 from __future__ import annotations
 
@@ -58,4 +58,33 @@ class Dana:
             ahead += step - steps.get(worker, F(0))
             length = F(MEMORY) * length + F(1 - MEMORY) * np.abs(step)
             steps[worker], theta, done = step, theta + step, done + 1
+        return theta
+
+
+@dataclass
+class Plain:
+    """One AdamW for all workers, which applies each gradient as it comes. The reply is θ as it is.
+
+    Args:
+        rate: η.
+    """
+
+    rate: float
+
+    def train(
+        self, theta: Vector, events: Iterable[Event], workers: int, gradient: Gradient, look: Callable[[float, Vector], bool]
+    ) -> Vector:
+        """As `Dana.train`."""
+        events = list(events)
+        commits = sum(event.size > 0 for event in events)
+        theta, done, adam = theta.copy(), 0, Adam(theta.size)
+        points: dict[int, Vector] = {}
+        for event in events:
+            if not event.size:
+                points[event.worker] = theta
+                continue
+            if look(event.time, theta):
+                break
+            given = gradient(points[event.worker], event.worker, event.step, event.size)
+            theta, done = theta - F(self.rate * cosine(done, commits)) * adam.direction(given, theta), done + 1
         return theta

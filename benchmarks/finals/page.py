@@ -17,22 +17,28 @@ from benchmarks.versus.profiles import KINDS
 
 Cell = tuple[object, ...]  # model, profile, workers, rounds, method, settings
 MAIN = ("transformer", 8, 200)  # what most runs are of: model, workers, rounds
+FOUR = ("equal", "mixed", "exponential", "straggler")  # the kinds with runs of other places and parts
 _SHORT = {plan.ALL: "all", plan.FAST: "fast", plan.PROPORTION: "proportion"}
-_ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind of run
-    "50 rounds": ("transformer", 8, 50, "", ""),
-    "400 rounds": ("transformer", 8, 400, "", ""),
-    "1,000 rounds": ("transformer", 8, 1000, "", ""),
-    "3,000 rounds": ("transformer", 8, 3000, "", ""),
-    "2 workers": ("transformer", 2, 200, "", ""),
-    "4 workers": ("transformer", 4, 200, "", ""),
-    "16 workers": ("transformer", 16, 200, "", ""),
-    "32 workers": ("transformer", 32, 200, "", ""),
-    "constant rate": ("transformer", 8, 200, plan.CONSTANT, ""),
-    "1,090,848 parameters": ("large", 8, 200, "", ""),
-    "convolutional network, MNIST": ("convnet", 8, 200, "", ""),
-    "tagger": ("tagger", 8, 200, "", ""),
-    "graph network": ("trees", 8, 200, "", ""),
-    "real processes": (*MAIN, "", "real "),
+_ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind of run, DDP's memory
+    "50 rounds": ("transformer", 8, 50, "", "", ""),
+    "400 rounds": ("transformer", 8, 400, "", "", ""),
+    "1,000 rounds": ("transformer", 8, 1000, "", "", ""),
+    "1,000 rounds, shorter memory": ("transformer", 8, 1000, "", "", plan.SHORTER),
+    "3,000 rounds": ("transformer", 8, 3000, "", "", ""),
+    "2 workers": ("transformer", 2, 200, "", "", ""),
+    "4 workers": ("transformer", 4, 200, "", "", ""),
+    "16 workers": ("transformer", 16, 200, "", "", ""),
+    "32 workers": ("transformer", 32, 200, "", "", ""),
+    "constant rate": ("transformer", 8, 200, plan.CONSTANT, "", ""),
+    "constant rate, shorter memory": ("transformer", 8, 200, plan.CONSTANT, "", plan.SHORTER),
+    "1,090,848 parameters": ("large", 8, 200, "", "", ""),
+    "convolutional network, MNIST": ("convnet", 8, 200, "", "", ""),
+    "convolutional network, shorter memory": ("convnet", 8, 200, "", "", plan.SHORTER),
+    "tagger": ("tagger", 8, 200, "", "", ""),
+    "tagger, shorter memory": ("tagger", 8, 200, "", "", plan.SHORTER),
+    "graph network": ("trees", 8, 200, "", "", ""),
+    "graph network, shorter memory": ("trees", 8, 200, "", "", plan.SHORTER),
+    "real processes": (*MAIN, "", "real ", ""),
 }
 _DESIGNS = (plan.ALL, plan.FAST, plan.PROPORTION, plan.BACKUP)
 _SHARES = {"DDP": ("1", "0.56", "0.25", "0.13"), "this server": ("1", "0.56", "0.34", "0.23")}  # of the usual memory
@@ -67,6 +73,12 @@ class Losses:
         most = max(map(len, tried.values()))
         return min(((rate, losses) for rate, losses in tried.items() if len(losses) == most), key=lambda one: mean(one[1]))
 
+    def at_end(self, where: Cell, method: str, settings: str) -> bool:
+        """Whether that rate is the lowest or the highest of several that were tried: a better one may lie beyond."""
+        tried = [str(cell[5]).partition(" ")[::2] for cell in self._found if cell[:5] == (*where, method)]
+        rates = sorted(float(rate.removeprefix("rate=")) for rate, rest in tried if rest == settings)
+        return len(rates) > 1 and float(self.best(where, method, settings)[0]) in (rates[0], rates[-1])
+
     def at_best(self, where: Cell, method: str, settings: str) -> dict[int, Outcome]:
         """The outcome of each seed at that rate."""
         return self.seeds(*where, method, f"rate={self.best(where, method, settings)[0]} {settings}".strip())
@@ -97,7 +109,7 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
         missing=_missing(results), main=_main(losses),
-        apart=_apart(losses), real=_real(losses, places), parts=_parts(losses, results), number=_number(losses),
+        apart=_apart(losses), real=_real(losses, places), parts=ablations(losses), number=_number(losses),
         rates=_rates(losses), memory=_memory(losses),
     )  # fmt: skip
 
@@ -222,26 +234,30 @@ def _ours(losses: Losses, where: Cell, more: str, kind: str) -> dict[int, Outcom
 
 def elsewhere(losses: Losses) -> str:
     """The table of docs/method.md: this server and the best form of DDP in other places. Bold: not level, by three seeds."""
-    columns = ("equal", "mixed", "exponential", "straggler")
     rows = []
-    for name, (model, workers, rounds, more, kind) in _ELSEWHERE.items():
-        places = [(model, profile, workers, rounds) for profile in columns]
-        cells = [_beside(losses, where, more, kind) for where in places]
+    for name, (model, workers, rounds, more, kind, memory) in _ELSEWHERE.items():
+        places = [(model, profile, workers, rounds) for profile in FOUR]
+        cells = [_beside(losses, where, more, kind, memory) for where in places]
         seeds = {count for count, _ in cells if count}
-        rows.append([name, " to ".join(map(str, sorted({min(seeds), max(seeds)}))), *(cell for _, cell in cells)])
-    return table(["", "seeds", *columns], rows)
+        if seeds:
+            rows.append([name, " to ".join(map(str, sorted({min(seeds), max(seeds)}))), *(cell for _, cell in cells)])
+    return table(["", "seeds", *FOUR], rows)
 
 
-def _beside(losses: Losses, where: Cell, more: str, kind: str) -> tuple[int, str]:
-    """How many seeds this server and the best form of DDP share, and the mean loss of each; 0 and empty if none."""
-    ours, theirs = _ours(losses, where, more, kind), _best_rival(losses, where, more, kind)
+def _beside(losses: Losses, where: Cell, more: str, kind: str, memory: str) -> tuple[int, str]:
+    """How many seeds this server and the best form of DDP share, and the mean loss of each; 0 and empty if none. A star: DDP's
+    best rate was the lowest or the highest that was tried."""
+    besides = f"{memory} {more}".strip()
+    ours, theirs = _ours(losses, where, more, kind), _best_rival(losses, where, besides, kind)
     shared = [seed for seed in ours if seed in theirs]
     if not shared:
         return 0, ""
     apart = _paired(ours, theirs)
     bold = "**" * (len(apart) > 2 and verdict(apart) != "level")
     first, second = (mean(each[seed].loss or math.inf for seed in shared) for each in (ours, theirs))
-    return len(shared), f"{bold}{first:.3f}, {second:.3f}{bold}"
+    design = best_form(losses, where, besides, kind)[1].partition(" ")[2]
+    star = "\\*" * (not kind and losses.at_end(where, "rounds", design))
+    return len(shared), f"{bold}{first:.3f}, {second:.3f}{star}{bold}"
 
 
 def _paired(made: Mapping[int, Outcome], others: Mapping[int, Outcome]) -> list[float]:
@@ -285,8 +301,9 @@ def _apart(losses: Losses) -> str:
         where = (MAIN[0], profile, *MAIN[1:])
         cells = [_best(losses, where, method, settings) for method, settings in plan.APART.values()]
         if any(cells):
-            rows.append([profile, _of_this_server(losses, where, plan.BOTH), *cells])
-    return table(["Cluster", "this server", *plan.APART], rows)
+            ours = [_of_this_server(losses, where, settings) for settings in (plan.BOTH, plan.GROWTH)]
+            rows.append([profile, *ours, *cells])
+    return table(["Cluster", "this server", "its rule alone", *plan.APART], rows)
 
 
 def _real(losses: Losses, places: Iterable[tuple[str, int, int]]) -> str:
@@ -352,16 +369,14 @@ def _as_long(alone: Mapping[int, float], loss: float) -> float:
     return float(np.exp(np.interp(loss, [alone[each] for each in batches], np.log(batches))))
 
 
-def _parts(losses: Losses, results: Iterable[Run]) -> str:
-    tried = dict.fromkeys(run.settings for run in results if run.method == "ours")
-    rows = [[name, *(_cost(losses, profile, each) for profile in plan.HARD)] for each in tried if (name := plan.named(each))]
-    return table(["What is different", *plan.HARD], [row for row in rows if any(row[1:])])
-
-
-def _cost(losses: Losses, profile: str, settings: str) -> str:
-    """The mean of `costs`, and their lowest and highest; empty if there are none."""
-    found = costs(losses, profile, settings)
-    return f"{mean(found):+.3f} ({min(found):+.3f}, {max(found):+.3f})" if found else ""
+def ablations(losses: Losses) -> str:
+    """The table of docs/method.md: what each part is worth, at this server's rate and at the best of those that were tried."""
+    rows = []
+    for settings, name in plan.NAMES.items():
+        rows.append([name, *(told(costs(losses, profile, plan.ours(settings))) for profile in FOUR)])
+        if settings in (plan.UNBOUND, plan.NO_LOOK):
+            rows.append([f"{name}, best rate", *(told(costs_at_best(losses, profile, settings)) for profile in FOUR)])
+    return table(["", *FOUR], rows)
 
 
 def costs(losses: Losses, profile: str, settings: str) -> list[float]:
@@ -370,7 +385,7 @@ def costs(losses: Losses, profile: str, settings: str) -> list[float]:
     return _paired(losses.seeds(*where, settings), losses.seeds(*where, plan.ours(plan.BOTH)))
 
 
-def cost_at_best(losses: Losses, profile: str, settings: str) -> float:
-    """The same with these settings at the best of the rates that were tried for them, in the mean of the seeds."""
+def costs_at_best(losses: Losses, profile: str, settings: str) -> list[float]:
+    """The same with these settings at the best of the rates that were tried for them."""
     where = (MAIN[0], profile, *MAIN[1:])
-    return mean(_paired(losses.at_best(where, "ours", settings), losses.seeds(*where, "ours", plan.ours(plan.BOTH))))
+    return _paired(losses.at_best(where, "ours", settings), losses.seeds(*where, "ours", plan.ours(plan.BOTH)))

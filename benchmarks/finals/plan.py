@@ -51,10 +51,12 @@ NUMBERS, LENGTHS = (
 )  # of workers, and of rounds: what is gained in as long, lost with as much data
 OTHERS = tuple(name for name in KINDS if name not in HARD)
 BEST_RIVALS = {  # of the first three seeds; further seeds are made of them alone
-    "noisy": "rate=0.02 team=backup first=4", "straggler": "rate=0.015 team=fast", "mixed": "rate=0.02 team=proportion",
-    "exponential": "rate=0.015 team=backup first=1", "spot": "rate=0.015", "far": "rate=0.015 team=fast",
-    "quarter": "rate=0.015 team=fast", "first": "rate=0.01 team=proportion", "pausing": "rate=0.015 team=backup first=6",
+    "equal": "rate=0.015", "noisy": "rate=0.02 team=backup first=4", "straggler": "rate=0.015 team=fast",
+    "mixed": "rate=0.02 team=proportion", "exponential": "rate=0.015 team=backup first=1", "spot": "rate=0.015",
+    "far": "rate=0.015 team=fast", "quarter": "rate=0.015 team=fast", "first": "rate=0.01 team=proportion",
+    "pausing": "rate=0.015 team=backup first=6",
 }  # fmt: skip
+FRESH_RIVALS = {**BEST_RIVALS, "first": "rate=0.015 team=proportion"}  # the best of six seeds
 BEYOND = (
     ("noisy", 0.02, "team=backup first=4"), ("noisy", 0.03, "team=backup first=4"), ("mixed", 0.03, "team=proportion"),
     ("exponential", 0.02, "team=backup first=1"), ("exponential", 0.02, "team=backup first=2"),
@@ -63,6 +65,7 @@ BEYOND = (
     ("pausing", 0.01, "team=backup first=6"),
 )  # fmt: skip
 MORE_SEEDS = (3, 4, 5)
+FRESH = (6, 7, 8, 9, 10, 11)  # of runs that had no part in any choice
 THREE = ("equal", "mixed", "exponential")
 EQUAL_AND_MIXED = ("equal", "mixed")
 TWO = (0, 1)
@@ -76,7 +79,10 @@ MEMORIES = (SHORTER, "memory=0.25", "memory=0.125")  # of rounds
 OUR_MEMORIES = ("memory=1.0", "memory=0.25", "memory=0.125")  # of this server, whose default is 0.5
 MEMORY_FOR = ("equal", "mixed", "straggler")  # the kinds in which all of them are tried
 MEMORY_AT = (*((profile, 200) for profile in MEMORY_FOR), ("equal", 1000), ("mixed", 1000))  # and how long
-TEAMS = {"equal": "", **{profile: settings.partition(" ")[2] for profile, settings in BEST_RIVALS.items()}}
+TEAMS = {profile: settings.partition(" ")[2] for profile, settings in BEST_RIVALS.items()}
+CONSTANT_SHORTER = {
+    "equal": FEW_RATES, "mixed": FEW_RATES, "straggler": FEW_RATES, "exponential": (0.003, 0.006, 0.01),
+}  # fmt: skip
 BEST_SHORTER = {  # the rate of their best, with a shorter memory, of the first three seeds
     "equal": 0.015, "noisy": 0.02, "straggler": 0.02, "mixed": 0.02, "exponential": 0.01, "spot": 0.015, "far": 0.02,
     "quarter": 0.015, "first": 0.015, "pausing": 0.02,
@@ -89,6 +95,7 @@ APART = {  # what else trains without waiting in each step, and how
     "local SGD, 8 steps": ("local", "steps=8"),
     "DiLoCo, 20 steps": ("local", "steps=20 outer=0.7 momentum=0.9"),
     "one worker, as many samples": ("rounds", "team=alone"),
+    "AdamW alone": ("plain", ""),
     "DANA": ("dana", ""),
     "Gap-Aware": ("dana", "gap=True"),
 }
@@ -198,6 +205,14 @@ QUESTIONS: Mapping[str, list[Run]] = {
             for rates in [(0.015, 0.02, 0.03) if profile in ("mixed", "noisy") else DDP_RATES]
             for run in _runs("rounds", [team(profile, SHORTER)], [profile], rates=rates)
         ),
+        *(  # the rates beyond those
+            run
+            for profile, memory, rate in (
+                ("straggler", SHORTER, 0.03), ("far", SHORTER, 0.03), ("pausing", SHORTER, 0.03),
+                ("exponential", SHORTER, 0.006), ("equal", MEMORIES[1], 0.03), ("mixed", MEMORIES[1], 0.03),
+            )
+            for run in _runs("rounds", [team(profile, memory)], [profile], rates=(rate,))
+        ),
         *(
             run
             for memory, profile in product(MEMORIES[1:], MEMORY_FOR)
@@ -216,6 +231,20 @@ QUESTIONS: Mapping[str, list[Run]] = {
             for run in _runs("rounds", [team(profile, SHORTER)], [profile], seeds=MORE_SEEDS, rates=(rate,))
         ),
     ],
+    "fresh": [
+        *_ours([BOTH], KINDS, seeds=FRESH),
+        *(
+            Run("transformer", profile, 8, seed, 200, "rounds", settings)
+            for seed, profile in product(FRESH, KINDS)
+            for settings in (FRESH_RIVALS[profile], f"rate={BEST_SHORTER[profile]} {team(profile, SHORTER)}")
+        ),
+    ],
+    "shorter elsewhere": [
+        run
+        for model, rates in (("convnet", (0.004, 0.008, 0.016)), *((name, theirs) for name, (_, theirs) in UNTUNED.items()))
+        for profile in THREE
+        for run in _runs("rounds", [team(profile, SHORTER)], [profile], 200, TWO, rates=rates, model=model)
+    ],
     "one worker's rate": [
         run
         for model, rates in ONE_WORKERS_RATES.items()
@@ -223,18 +252,35 @@ QUESTIONS: Mapping[str, list[Run]] = {
     ],
     "constant": [
         *_ours([f"{BOTH} {CONSTANT}"], HARD, rates=(0.003, 0.006, 0.009)), *_rivals(HARD, 200, more=CONSTANT),
+        *_runs("rounds", [f"{team('straggler')} {CONSTANT}"], ["straggler"], rates=(0.006,)),
+        *_runs("rounds", [f"{team('exponential')} {CONSTANT}"], ["exponential"], rates=(0.003,)),
+        *(
+            run
+            for profile in HARD
+            for run in _runs("rounds", [f"{team(profile, SHORTER)} {CONSTANT}"], [profile], rates=CONSTANT_SHORTER[profile])
+        ),
+        *_ours([f"{BOTH} {CONSTANT}"], HARD, seeds=MORE_SEEDS, rates=(0.006,)),  # the best of three seeds, as these:
+        *(
+            run
+            for profile, memory in product(HARD, ("", SHORTER))
+            for run in _runs(
+                "rounds", [f"{team(profile, memory)} {CONSTANT}".strip()], [profile], seeds=MORE_SEEDS,
+                rates=(0.006 if profile == "exponential" else 0.01,),
+            )
+        ),
     ],
     "apart": [
         Run("transformer", profile, 8, seed, 200, method, f"rate={rate} {settings}")
         for seed, profile, (method, settings), rate in product(TWO, THREE, APART.values(), (0.003, 0.006, 0.01, 0.02, 0.04))
-        if method != "dana" and (profile == "equal" and rate < 0.02 if "alone" in settings else rate > 0.003)
+        if method in ("local", "rounds") and (profile == "equal" and rate < 0.02 if "alone" in settings else rate > 0.003)
     ],
     "neighbours": [
         run
         for method, settings in APART.values()
-        if method == "dana"
+        if method in ("dana", "plain")
         for run in (
             *_runs(method, [settings], THREE, seeds=TWO, rates=(0.001, 0.002, 0.004)),
+            *(_runs(method, [settings], THREE, seeds=TWO, rates=(0.00025, 0.0005)) if method == "plain" else ()),
             *(_runs(method, [settings], ["exponential"], seeds=TWO, rates=(0.008,)) if "gap" in settings else ()),
         )
     ],
@@ -263,9 +309,13 @@ QUESTIONS: Mapping[str, list[Run]] = {
                 BOTH.replace("until=200", "until=100"), UNBOUND, NO_LOOK,
             ],
             HARD,
+            seeds=SIX,
         ),
         *_ours([UNBOUND], HARD, rates=(0.003, 0.004, 0.006)),
         *_ours([NO_LOOK], HARD, rates=(0.004, 0.006)),
+        *_ours([UNBOUND], ["equal", "mixed", "straggler"], seeds=MORE_SEEDS, rates=(0.004,)),  # the best of three seeds
+        *_ours([UNBOUND], ["exponential"], seeds=MORE_SEEDS, rates=(0.006,)),
+        *_ours([NO_LOOK], EQUAL_AND_MIXED, seeds=MORE_SEEDS, rates=(0.006,)),
     ],
     "rates": _ours([BOTH], HARD, rates=(0.006, 0.011)),
 }  # fmt: skip
@@ -282,12 +332,6 @@ NAMES = {
 def ours(settings: str) -> str:
     """The settings of a run of this server."""
     return f"rate={RATE if settings else RATE_TODAY} {settings}".strip()
-
-
-def named(settings: str) -> str:
-    """What is different with these settings; empty if that is in no table, as other rates."""
-    rate, _, others = settings.partition(" ")
-    return NAMES.get(others, "") if rate == f"rate={RATE}" else ""
 
 
 def runs(questions: Iterable[str]) -> list[Run]:

@@ -16,7 +16,7 @@ from gem_api.layout import Vector
 from benchmarks.finals import apart, together
 from benchmarks.finals.clock import OVERHEAD, SIZES, Clock, Policy
 from benchmarks.finals.held_out import Tagger, Trees
-from benchmarks.finals.neighbours import Dana
+from benchmarks.finals.neighbours import Dana, Plain
 from benchmarks.lib.results import Store, plain
 from benchmarks.lib.vectors import VectorModel
 from benchmarks.versus import models
@@ -39,7 +39,7 @@ class Run:
     Attributes:
         model, profile, workers, seed: What is trained, and by whom.
         rounds: How long: the time in which workers that don't wait compute this many gradients each, on average.
-        method: "ours", "dana", "rounds", "local"; "real ours", "real rounds" with real processes.
+        method: "ours", "plain", "dana", "rounds", "local"; "real ours", "real rounds" with real processes.
         settings: "rate=0.006 shares=few wait=0.15".
     """
 
@@ -151,11 +151,11 @@ def train(run: Run, trainee: Any, rule: Callable[..., apart.Rule], rounds: Calla
         lost[0] = not trainee.score(theta) < DIVERGED  # NaN is not
         return lost[0]
 
-    if run.method in ("ours", "dana"):
+    asynchronous: dict[str, Callable[..., Any]] = {"ours": rule, "dana": Dana, "plain": Plain}
+    if run.method in asynchronous:
         policy = take_policy(given)
         events = Clock(profile, run.workers, run.seed, policy, limit).events()
-        made = rule(**given) if run.method == "ours" else Dana(**given)
-        theta = made.train(trainee.theta, events, run.workers, trainee.gradient, look)
+        theta = asynchronous[run.method](**given).train(trainee.theta, events, run.workers, trainee.gradient, look)
         gradients, commits = sum(event.size for event in events) / SIZES, sum(event.size > 0 for event in events)
     else:
         team = take_team(given)
