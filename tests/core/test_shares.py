@@ -9,9 +9,9 @@ import pytest
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import factor
-from gem_server.core.shares import TOLERANCE, Shares
+from gem_server.core.shares import Shares
 from gem_server.core.state_machine import Core
-from gem_server.core.timetable import Timetable
+from gem_server.core.timetable import TOLERANCE, TRY_SECONDS, Timetable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.core import ONES, SMALL, commit, make_core, start
@@ -69,6 +69,45 @@ def test_if_the_fastest_leaves_the_next_one_has_whole_batches() -> None:
     assert shares.next("bob") == 0.25
     timetable.end("ann")
     assert shares.next("bob") == 1.0
+
+
+def shares_of_the_second(fixed: float, whole: float, slow_until: float, end: float, part: float = 1.0) -> list[float]:
+    """The shares of the second of two workers until the time `end`. The first takes 0.1 s for each step. The second takes the
+    seconds `fixed`, and those of its share of `whole`; until `slow_until` 1 s more. It brings `part` of what it tries."""
+    timetable, given = Timetable(), []
+    shares = Shares(timetable, 0.0625)
+    for _ in range(3):
+        timetable.began("first", 0.0, 1.0)
+        timetable.arrived("first", 0.1, 1.0)
+    now = 0.0
+    while now < end:
+        shares.begin("second", now)
+        given.append(share := timetable.share("second"))
+        share *= part if len(given) > 1 and share > given[-2] else 1.0
+        now += fixed + share * whole + (now < slow_until)
+        timetable.arrived("second", now, share)
+    return given
+
+
+@pytest.mark.parametrize("fixed", [0.09, 0.05])
+def test_a_worker_with_fixed_costs_that_was_slow_for_a_moment_has_whole_batches_again(fixed: float) -> None:
+    given = shares_of_the_second(fixed, 0.1 - fixed, slow_until=10.0, end=120.0)
+    assert min(given) < 0.25
+    assert given[-1] == 1.0
+
+
+@pytest.mark.parametrize("part", [1.0, 0.6])
+def test_a_slow_worker_tries_a_larger_share_seldom_and_goes_back(part: float) -> None:
+    given = shares_of_the_second(0.0, 0.8, slow_until=0.0, end=300.0, part=part)
+    tried = [share for share in given[10:] if share > 0.2]
+    assert max(given[10:]) <= 2 * 0.15
+    assert 3 <= len(tried) <= 300 / TRY_SECONDS
+
+
+def test_a_slow_worker_with_fixed_costs_gets_the_largest_share_that_keeps_it_in_step() -> None:
+    given = shares_of_the_second(0.05, 0.1, slow_until=5.0, end=300.0)
+    assert set(given[-20:]) <= {0.5, 1.0}
+    assert given[-20:].count(0.5) >= 19
 
 
 @settings(max_examples=30)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gem_server.core.timetable import Timetable
+from gem_server.core.timetable import TOLERANCE, Timetable
 
 # Fine enough that workers stay in step, and no more values, so that compiled models and CUDA graphs see few sizes.
 SHARES = tuple(sixteenths / 16 for sixteenths in range(1, 17))
-TOLERANCE = 1.25  # a share stays unless the wanted one differs by more than this factor
+LARGER = 2  # times its share: what a worker tries now and then
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Shares:
     """Chooses shares so that all workers' steps take about as long as the fastest one's with a whole batch.
 
     With T the seconds of a whole batch, a worker should have the share T_fastest/T. Its share stays as it is until that is far
-    from it, and is then the nearest of `SHARES`. It is 1 before the worker's pace is known.
+    from it, and is then the nearest of `SHARES`. It is 1 before the worker's pace is known. Now and then a worker tries twice
+    its share, and keeps it if that step takes no longer than the fastest one's: part of a step's time may be fixed costs.
 
     Attributes:
         timetable: How long each worker's steps take.
@@ -40,7 +41,9 @@ class Shares:
 
     def begin(self, lease_id: str, now: float) -> None:
         """A worker begins to compute its next gradient, on its share of a batch."""
-        self.timetable.began(lease_id, now, self.next(lease_id) if self.smallest < 1 else 1.0)
+        share = self.next(lease_id)
+        trial = share < 1 and self.timetable.may_try(lease_id, now)
+        self.timetable.began(lease_id, now, min(1.0, LARGER * share) if trial else share, trial)
 
     def weight(self, share: float) -> float:
         """ω, what a commit with this share counts: from the smallest share to 1. 0, from a worker that names none, means 1."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 MEMORY = 1 / 8  # weight of the newest step in the moving mean of a worker's times
 LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be a pause
+TOLERANCE = 1.25  # what differs by no more than this factor is about as long
+TRY_SECONDS, TRY_STEPS = 60.0, 50  # a worker tries a larger batch no sooner after the last time: it may take twice as long
+NEXT_TRY_STEPS = 8  # but if that went well
 
 
 @dataclass(slots=True)
@@ -18,12 +21,16 @@ class _Steps:
         share: The share of a batch of that step.
         pace: The moving mean of the seconds that a whole batch takes it; None before its second commit.
         first: Whether the step is its first: it may load data and compile, and does not count.
+        trial: Whether the step tries a larger share than its pace allows.
+        next_trial: When the next one is due; None before its share has been below 1.
     """
 
     began: float | None = None
     share: float = 1.0
     pace: float | None = None
     first: bool = True
+    trial: bool = False
+    next_trial: float | None = None
 
 
 @dataclass
@@ -32,24 +39,32 @@ class Timetable:
 
     A step lasts from a reply until the commit is whole on the server, so that what the network and a batch's fixed costs take
     is a part of it. A restart forgets all of it.
+
+    Args:
+        try_seconds: Seconds between two steps in which a worker tries a larger share. Infinity: it tries none.
     """
 
+    try_seconds: float = TRY_SECONDS
     _steps: dict[str, _Steps] = field(default_factory=dict)
     _fastest: float | None = None  # the lowest pace; None: it may have changed since the last look
 
-    def began(self, lease_id: str, now: float, share: float) -> None:
-        """A worker got what it computes its next gradient on, with this share of a batch."""
+    def began(self, lease_id: str, now: float, share: float, trial: bool = False) -> None:
+        """A worker got what it computes its next gradient on, with this share of a batch. `trial`: as `may_try` allowed."""
         steps = self._steps.get(lease_id) or self._new(lease_id)
-        steps.began, steps.share = now, share
+        steps.began, steps.share, steps.trial = now, share, trial
 
     def arrived(self, lease_id: str, now: float, share: float) -> None:
         """A commit of this share of a batch has arrived whole: its worker computes no more."""
         steps = self._steps.get(lease_id) or self._new(lease_id)
-        began, steps.began, steps.share = steps.began, None, share
+        began, trial, asked = steps.began, steps.trial, steps.share
+        steps.began, steps.trial, steps.share = None, False, share
         if began is None or now <= began:
             return
         if steps.first:
             steps.first = False
+            return
+        if trial:
+            self._tried(steps, now - began, now, whole=share >= asked / TOLERANCE)
             return
         took, pace = (now - began) / share, steps.pace
         if pace is None:
@@ -59,6 +74,26 @@ class Timetable:
             steps.pace = pace + MEMORY * ((took if took < longest else longest) - pace)
         if self._fastest is not None and (pace == self._fastest or steps.pace < self._fastest):
             self._fastest = None
+
+    def _tried(self, steps: _Steps, took: float, now: float, whole: bool) -> None:
+        """A step has tried a larger share, or less at the end of a shard. If it was no longer than a step should be, the
+        worker's pace is that of this step."""
+        fastest = self.fastest
+        if not whole or fastest is None or took > TOLERANCE * fastest:
+            steps.next_trial = now + max(self.try_seconds, TRY_STEPS * took)
+            return
+        steps.pace, self._fastest = took / steps.share, None
+        steps.next_trial = now + NEXT_TRY_STEPS * took
+
+    def may_try(self, lease_id: str, now: float) -> bool:
+        """Whether a worker with a small share should try a larger one, in its next step. Its pace is that of a whole batch only
+        if its steps have no fixed costs: a worker that was slow for a moment would otherwise keep a small share for ever."""
+        steps = self._steps.get(lease_id)
+        if steps is None or steps.pace is None:
+            return False
+        if steps.next_trial is None:
+            steps.next_trial = now + max(self.try_seconds, TRY_STEPS * steps.pace * steps.share)
+        return now >= steps.next_trial
 
     def pace(self, lease_id: str) -> float | None:
         """The seconds that a whole batch takes a worker; None if that is not known yet."""
