@@ -79,7 +79,7 @@ class Clock:
 
     def iterate(self) -> Iterator[Event]:
         """The same, one by one; without end if there is no limit."""
-        self._timetable = Timetable(try_seconds=math.inf)  # its steps have no fixed costs, but over the slow link
+        self._timetable = Timetable(tries=False)  # steps have no fixed costs here, but over the slow link
         self._shares = Shares(self._timetable, self.policy.smallest)
         self._rendezvous = Rendezvous(self._timetable, self.policy.wait)
         self._times = [self.profile.times(self.seed, worker, self.workers) for worker in range(self.workers)]

@@ -109,7 +109,7 @@ def write_page(results: Mapping[Run, Outcome], folder: Path) -> Path:
     return filled(
         Path(__file__).with_name("page.txt"), folder / "finals.md",
         missing=_missing(results), main=_main(losses),
-        apart=_apart(losses), real=_real(losses, places), parts=ablations(losses), number=_number(losses),
+        apart=_apart(losses), real=_real(losses, places), number=_number(losses),
         rates=_rates(losses), memory=_memory(losses),
     )  # fmt: skip
 
@@ -154,9 +154,10 @@ def difference(losses: Losses, where: Cell, more: str = "", kind: str = "") -> s
     return told(differences(losses, where, more, kind))
 
 
-def differences(losses: Losses, where: Cell, more: str = "", kind: str = "") -> list[float]:
-    """This server less the best rival, under each of the seeds that both have; `kind` is "real " for real processes."""
-    return _paired(_ours(losses, where, more, kind), _best_rival(losses, where, more, kind))
+def differences(losses: Losses, where: Cell, more: str = "", kind: str = "", memory: str = "") -> list[float]:
+    """This server less the best rival, under each of the seeds that both have; `kind` is "real " for real processes, `memory`
+    the rival's."""
+    return _paired(_ours(losses, where, more, kind), _best_rival(losses, where, f"{memory} {more}".strip(), kind))
 
 
 def against(losses: Losses, profile: str, memory: str = plan.SHORTER, own: str = "") -> list[float]:
@@ -252,7 +253,7 @@ def _beside(losses: Losses, where: Cell, more: str, kind: str, memory: str) -> t
     shared = [seed for seed in ours if seed in theirs]
     if not shared:
         return 0, ""
-    apart = _paired(ours, theirs)
+    apart = differences(losses, where, more, kind, memory)
     bold = "**" * (len(apart) > 2 and verdict(apart) != "level")
     first, second = (mean(each[seed].loss or math.inf for seed in shared) for each in (ours, theirs))
     design = best_form(losses, where, besides, kind)[1].partition(" ")[2]

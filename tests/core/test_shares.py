@@ -11,7 +11,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import factor
 from gem_server.core.shares import Shares
 from gem_server.core.state_machine import Core
-from gem_server.core.timetable import TOLERANCE, TRY_SECONDS, Timetable
+from gem_server.core.timetable import PATIENCE, TOLERANCE, Timetable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.core import ONES, SMALL, commit, make_core, start
@@ -91,9 +91,9 @@ def shares_of_the_second(fixed: float, whole: float, slow_until: float, end: flo
 
 @pytest.mark.parametrize("fixed", [0.09, 0.05])
 def test_a_worker_with_fixed_costs_that_was_slow_for_a_moment_has_whole_batches_again(fixed: float) -> None:
-    given = shares_of_the_second(fixed, 0.1 - fixed, slow_until=10.0, end=120.0)
+    given = shares_of_the_second(fixed, 0.1 - fixed, slow_until=10.0, end=30.0)
     assert min(given) < 0.25
-    assert given[-1] == 1.0
+    assert set(given[-100:]) == {1.0}
 
 
 @pytest.mark.parametrize("part", [1.0, 0.6])
@@ -101,7 +101,7 @@ def test_a_slow_worker_tries_a_larger_share_seldom_and_goes_back(part: float) ->
     given = shares_of_the_second(0.0, 0.8, slow_until=0.0, end=300.0, part=part)
     tried = [share for share in given[10:] if share > 0.2]
     assert max(given[10:]) <= 2 * 0.15
-    assert 3 <= len(tried) <= 300 / TRY_SECONDS
+    assert 3 <= len(tried) <= 6 + len(given) / PATIENCE[1]
 
 
 def test_a_slow_worker_with_fixed_costs_gets_the_largest_share_that_keeps_it_in_step() -> None:

@@ -42,7 +42,7 @@ class Shares:
     def begin(self, lease_id: str, now: float) -> None:
         """A worker begins to compute its next gradient, on its share of a batch."""
         share = self.next(lease_id)
-        trial = share < 1 and self.timetable.may_try(lease_id, now)
+        trial = share < 1 and self.timetable.may_try(lease_id)
         self.timetable.began(lease_id, now, min(1.0, LARGER * share) if trial else share, trial)
 
     def weight(self, share: float) -> float:

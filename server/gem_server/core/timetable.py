@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 MEMORY = 1 / 8  # weight of the newest step in the moving mean of a worker's times
 LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be a pause
 TOLERANCE = 1.25  # what differs by no more than this factor is about as long
-TRY_SECONDS, TRY_STEPS = 60.0, 50  # a worker tries a larger batch no sooner after the last time: it may take twice as long
-NEXT_TRY_STEPS = 8  # but if that went well
+PATIENCE = 8, 256  # steps between two in which a worker tries a larger batch: at first; at most, if that fails
 
 
 @dataclass(slots=True)
@@ -22,7 +21,7 @@ class _Steps:
         pace: The moving mean of the seconds that a whole batch takes it; None before its second commit.
         first: Whether the step is its first: it may load data and compile, and does not count.
         trial: Whether the step tries a larger share than its pace allows.
-        next_trial: When the next one is due; None before its share has been below 1.
+        since_trial, patience: Steps since the last one, and how many come between two.
     """
 
     began: float | None = None
@@ -30,7 +29,8 @@ class _Steps:
     pace: float | None = None
     first: bool = True
     trial: bool = False
-    next_trial: float | None = None
+    since_trial: int = 0
+    patience: int = PATIENCE[0]
 
 
 @dataclass
@@ -41,10 +41,10 @@ class Timetable:
     is a part of it. A restart forgets all of it.
 
     Args:
-        try_seconds: Seconds between two steps in which a worker tries a larger share. Infinity: it tries none.
+        tries: Whether a worker with a small share tries a larger one now and then.
     """
 
-    try_seconds: float = TRY_SECONDS
+    tries: bool = True
     _steps: dict[str, _Steps] = field(default_factory=dict)
     _fastest: float | None = None  # the lowest pace; None: it may have changed since the last look
 
@@ -64,8 +64,9 @@ class Timetable:
             steps.first = False
             return
         if trial:
-            self._tried(steps, now - began, now, whole=share >= asked / TOLERANCE)
+            self._tried(steps, now - began, enough=share >= asked / TOLERANCE)
             return
+        steps.since_trial += 1
         took, pace = (now - began) / share, steps.pace
         if pace is None:
             steps.pace = took
@@ -75,25 +76,20 @@ class Timetable:
         if self._fastest is not None and (pace == self._fastest or steps.pace < self._fastest):
             self._fastest = None
 
-    def _tried(self, steps: _Steps, took: float, now: float, whole: bool) -> None:
+    def _tried(self, steps: _Steps, took: float, enough: bool) -> None:
         """A step has tried a larger share, or less at the end of a shard. If it was no longer than a step should be, the
         worker's pace is that of this step."""
-        fastest = self.fastest
-        if not whole or fastest is None or took > TOLERANCE * fastest:
-            steps.next_trial = now + max(self.try_seconds, TRY_STEPS * took)
+        fastest, steps.since_trial = self.fastest, 0
+        if not enough or fastest is None or took > TOLERANCE * fastest:
+            steps.patience = min(2 * steps.patience, PATIENCE[1])
             return
-        steps.pace, self._fastest = took / steps.share, None
-        steps.next_trial = now + NEXT_TRY_STEPS * took
+        steps.pace, self._fastest, steps.patience = took / steps.share, None, PATIENCE[0]
 
-    def may_try(self, lease_id: str, now: float) -> bool:
-        """Whether a worker with a small share should try a larger one, in its next step. Its pace is that of a whole batch only
+    def may_try(self, lease_id: str) -> bool:
+        """Whether a worker with a small share should try a larger one in its next step. Its pace is that of a whole batch only
         if its steps have no fixed costs: a worker that was slow for a moment would otherwise keep a small share for ever."""
         steps = self._steps.get(lease_id)
-        if steps is None or steps.pace is None:
-            return False
-        if steps.next_trial is None:
-            steps.next_trial = now + max(self.try_seconds, TRY_STEPS * steps.pace * steps.share)
-        return now >= steps.next_trial
+        return self.tries and steps is not None and steps.since_trial >= steps.patience
 
     def pace(self, lease_id: str) -> float | None:
         """The seconds that a whole batch takes a worker; None if that is not known yet."""
