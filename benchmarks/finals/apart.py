@@ -59,7 +59,6 @@ class Rule:
         reach: ρ, after a reply that was not held; `reach_held` after one that was.
         bound: Whether there is π.
         whole: Whether π compares with the step of a whole batch, not with that of the share.
-        common: Whether all replies that are released together are the s of the last commit.
         schedule: "cosine" or "constant".
         memory: h = 1 + (n − 1)·`memory`: of how many rounds the moments are, in those of the optimizer.
     """
@@ -71,7 +70,6 @@ class Rule:
     reach_held: float = 1.0
     bound: bool = True
     whole: bool = True
-    common: bool = False
     schedule: str = "cosine"
     memory: float = 0.5
     commit = staticmethod(_commit)
@@ -91,7 +89,7 @@ class Rule:
         points: dict[int, Vector] = {}
         computing: set[int] = set()
         bases, own, stale = [0.0] * workers, [0.0] * workers, [0.0] * workers  # in weights
-        done, age, left1, left2, common_tau = 0.0, 0.0, 1.0, 1.0, 0.0
+        done, age, left1, left2 = 0.0, 0.0, 1.0, 1.0
         for event in events:
             worker = event.worker
             if not event.size:
@@ -100,8 +98,7 @@ class Rule:
                 computing.add(worker)
                 known = age / (age + 1)
                 reach = self.reach_held if event.held else self.reach
-                tau = common_tau if self.common and event.held else stale[worker]
-                points[worker] = theta + last * float(F(reach * tau * known))
+                points[worker] = theta + last * float(F(reach * stale[worker] * known))
                 bases[worker] = done
                 continue
             if look(event.time, theta):
@@ -111,7 +108,6 @@ class Rule:
             g = gradient(points[worker], worker, event.step, event.size)
             stale[worker] = min(done - bases[worker], MOST * workers - 1.0)
             n = max(1.0, min(done - own[worker] + weight, MOST * workers))
-            common_tau = (n - 1) / 2
             h = 1 + (n - 1) * self.memory
             b1, b2 = BETA1 ** (weight / h), BETA2 ** (weight / h)
             left1, left2, age = left1 * b1, left2 * b2, age + weight / h

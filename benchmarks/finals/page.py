@@ -23,7 +23,6 @@ _ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind o
     "50 rounds": ("transformer", 8, 50, "", "", ""),
     "400 rounds": ("transformer", 8, 400, "", "", ""),
     "1,000 rounds": ("transformer", 8, 1000, "", "", ""),
-    "1,000 rounds, shorter memory": ("transformer", 8, 1000, "", "", plan.SHORTER),
     "3,000 rounds": ("transformer", 8, 3000, "", "", ""),
     "2 workers": ("transformer", 2, 200, "", "", ""),
     "4 workers": ("transformer", 4, 200, "", "", ""),
@@ -33,11 +32,8 @@ _ELSEWHERE = {  # model, workers, rounds, what all settings have besides, kind o
     "constant rate, shorter memory": ("transformer", 8, 200, plan.CONSTANT, "", plan.SHORTER),
     "1,090,848 parameters": ("large", 8, 200, "", "", ""),
     "convolutional network, MNIST": ("convnet", 8, 200, "", "", ""),
-    "convolutional network, shorter memory": ("convnet", 8, 200, "", "", plan.SHORTER),
     "tagger": ("tagger", 8, 200, "", "", ""),
-    "tagger, shorter memory": ("tagger", 8, 200, "", "", plan.SHORTER),
     "graph network": ("trees", 8, 200, "", "", ""),
-    "graph network, shorter memory": ("trees", 8, 200, "", "", plan.SHORTER),
     "real processes": (*MAIN, "", "real ", ""),
 }
 _DESIGNS = (plan.ALL, plan.FAST, plan.PROPORTION, plan.BACKUP)

@@ -305,8 +305,7 @@ QUESTIONS: Mapping[str, list[Run]] = {
     "parts": [
         *_ours(
             [
-                GROWTH, f"{SHARES} {GROWTH}", f"{WAIT} {GROWTH}", f"{SHARES} {WAIT}", f"{BOTH} common=True",
-                BOTH.replace("until=200", "until=100"), UNBOUND, NO_LOOK,
+                GROWTH, f"{SHARES} {GROWTH}", f"{WAIT} {GROWTH}", f"{SHARES} {WAIT}", UNBOUND, NO_LOOK,
             ],
             HARD,
             seeds=SIX,
@@ -323,9 +322,7 @@ QUESTIONS: Mapping[str, list[Run]] = {
 
 NAMES = {
     GROWTH: "the rule alone", f"{SHARES} {GROWTH}": "without waits", f"{WAIT} {GROWTH}": "without shares",
-    f"{SHARES} {WAIT}": "κ is whole from the start", f"{BOTH} common=True": "one s for all who wait",
-    BOTH.replace("until=200", "until=100"): "waits in the first 100 rounds",
-    UNBOUND: "without π", NO_LOOK: "without look-ahead",
+    f"{SHARES} {WAIT}": "κ is whole from the start", UNBOUND: "without π", NO_LOOK: "without look-ahead",
 }  # fmt: skip
 
 

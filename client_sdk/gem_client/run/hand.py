@@ -14,7 +14,8 @@ log = logging.getLogger("gem_client")
 
 ADVICE = (
     "call the Optimizer's step() after each backward(); if the loop accumulates the gradients of k batches, make it with "
-    "batches_per_step=k; to leave a batch out on purpose, call skip(); to read ahead, or to leave the loader early, use one made by ShardSampler.loader()"
+    "batches_per_step=k; to leave a batch out on purpose, call skip(); to read ahead, or to leave the loader early, use one "
+    "made by ShardSampler.loader()"
 )
 MAX_TIMES_WITHOUT_STEP = 3  # a batch that the loop got so often without a step will never get one
 
