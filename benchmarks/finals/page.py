@@ -245,15 +245,15 @@ def _beside(losses: Losses, where: Cell, more: str, kind: str, memory: str) -> t
     """How many seeds this server and the best form of DDP share, and the mean loss of each; 0 and empty if none. A star: DDP's
     best rate was the lowest or the highest that was tried."""
     besides = f"{memory} {more}".strip()
-    ours, theirs = _ours(losses, where, more, kind), _best_rival(losses, where, besides, kind)
+    settings = best_form(losses, where, besides, kind)[1]
+    ours, theirs = _ours(losses, where, more, kind), losses.seeds(*where, f"{kind}rounds", settings)
     shared = [seed for seed in ours if seed in theirs]
     if not shared:
         return 0, ""
-    apart = differences(losses, where, more, kind, memory)
+    apart = _paired(ours, theirs)
     bold = "**" * (len(apart) > 2 and verdict(apart) != "level")
     first, second = (mean(each[seed].loss or math.inf for seed in shared) for each in (ours, theirs))
-    design = best_form(losses, where, besides, kind)[1].partition(" ")[2]
-    star = "\\*" * (not kind and losses.at_end(where, "rounds", design))
+    star = "\\*" * (not kind and losses.at_end(where, "rounds", settings.partition(" ")[2]))
     return len(shared), f"{bold}{first:.3f}, {second:.3f}{star}{bold}"
 
 

@@ -80,9 +80,6 @@ OUR_MEMORIES = ("memory=1.0", "memory=0.25", "memory=0.125")  # of this server, 
 MEMORY_FOR = ("equal", "mixed", "straggler")  # the kinds in which all of them are tried
 MEMORY_AT = (*((profile, 200) for profile in MEMORY_FOR), ("equal", 1000), ("mixed", 1000))  # and how long
 TEAMS = {profile: settings.partition(" ")[2] for profile, settings in BEST_RIVALS.items()}
-CONSTANT_SHORTER = {
-    "equal": FEW_RATES, "mixed": FEW_RATES, "straggler": FEW_RATES, "exponential": (0.003, 0.006, 0.01),
-}  # fmt: skip
 BEST_SHORTER = {  # the rate of their best, with a shorter memory, of the first three seeds
     "equal": 0.015, "noisy": 0.02, "straggler": 0.02, "mixed": 0.02, "exponential": 0.01, "spot": 0.015, "far": 0.02,
     "quarter": 0.015, "first": 0.015, "pausing": 0.02,
@@ -257,7 +254,10 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *(
             run
             for profile in HARD
-            for run in _runs("rounds", [f"{team(profile, SHORTER)} {CONSTANT}"], [profile], rates=CONSTANT_SHORTER[profile])
+            for run in _runs(
+                "rounds", [f"{team(profile, SHORTER)} {CONSTANT}"], [profile],
+                rates=(0.003, 0.006, 0.01) if profile == "exponential" else FEW_RATES,
+            )
         ),
         *_ours([f"{BOTH} {CONSTANT}"], HARD, seeds=MORE_SEEDS, rates=(0.006,)),  # the best of three seeds, as these:
         *(

@@ -138,10 +138,10 @@ class GemCallback:
         elif given.session is not self._session:
             raise InvalidRequest("the callback and the optimizer have two sessions: give both the same")
         self._optimizer = given
-        self._by_epochs = [(config.scheduler, config.frequency) for config in schedules if config.interval == "epoch"]
-        for config in schedules:
-            if config.interval == "epoch":
-                config.frequency = sys.maxsize  # Lightning would step it in each pass, and an epoch may take several
+        by_epochs = [config for config in schedules if config.interval == "epoch"]
+        self._by_epochs = [(config.scheduler, config.frequency) for config in by_epochs]
+        for config in by_epochs:
+            config.frequency = sys.maxsize  # Lightning would step it in each pass, and an epoch may take several
         trainer.fit_loop.max_epochs = -1
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
