@@ -198,6 +198,11 @@ def pull(target: Target, out: Path, average: bool) -> None:
     """Saves the model (the central variable) to OUT, a safetensors file with the model's own tensor names, all float32.
 
     OUT may be - for standard output.
+
+    \b
+    Examples:
+      gem-ctl pull model.safetensors
+      gem-ctl --server host:50051 pull - > model.safetensors
     """
     try:
         content, what = _pulled(target, Retry(give_up_after=0), average)  # as the other commands, which ask once

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gem_api.history import HistoryError
+from gem_api.history import HistoryError, evaluations_beside
 from gem_api.process.regular_file import MAX_BYTES, read_regular
 
 from gem_ctl.recorded_commits import RecordedCommits, read_commits
@@ -61,6 +61,8 @@ def read_run(path: Path, *, in_progress: bool, commits: RecordedCommits | None =
     run = RecordedRun(history.resolve().parent.name if launched else "", "" if launched else history.name, "", commits)
     if path.is_dir():
         _read_launcher_files(run, path, in_progress)
+    launchers = history.parent / "evaluations.json"
+    _read_evaluations(run, launchers if path.is_dir() and launchers.exists() else evaluations_beside(history))
     if commits.damaged:
         run.notes.append(f"{commits.damaged:,} damaged lines of {history.name} are left out.")
     if commits.nonfinite_losses:
@@ -104,7 +106,11 @@ def _read_launcher_files(run: RecordedRun, folder: Path, in_progress: bool) -> N
         run.outcome = str(summary.get("outcome"))
     elif options:
         run.outcome = "unknown: gem-train was killed, or runs on another machine"
-    scores = _read_json(run, folder / "evaluations.json", list)
+
+
+def _read_evaluations(run: RecordedRun, path: Path) -> None:
+    """Reads the evaluations that gem-train, or else the server, has kept."""
+    scores = _read_json(run, path, list)
     known = [one for one in scores if isinstance(one, dict) and _is_number(one.get("version")) and _is_number(one.get("loss"))]
     run.evaluations = [
         (float(one["version"]), float(one["loss"]), float(one["accuracy"]) if _is_number(one.get("accuracy")) else None)

@@ -23,7 +23,7 @@ _WORKER_COLUMNS = (
     "worker", "commits", "staleness", "median π", "loss", "pace", "share", "waited", "shards", "rejected", "via", "lease",
 )  # fmt: skip
 # Left out on a narrow terminal, in this order.
-_SPARE = ("waited", "shards", "via", "share", "pace", "rejected", "lease", "loss", "staleness")
+_SPARE = ("waited", "shards", "via", "lease", "rejected", "pace", "share", "loss", "staleness")
 
 
 def status(run: pb.GetStatusResponse, ranges: Sequence[str] = (), width: int = 80) -> str:

@@ -34,6 +34,11 @@ class HistoryError(ValueError):
     """The file is not a history; the message says why."""
 
 
+def evaluations_beside(history: Path) -> Path:
+    """The file in which the server keeps the evaluations of a run whose history this is."""
+    return history.with_suffix(".evaluations.json")
+
+
 def written_name(worker: str) -> str:
     """A worker's name as the history has it: with an apostrophe before what a spreadsheet would run as a formula."""
     return re.sub(_CELL + _FORMULA, r"\1'", worker)

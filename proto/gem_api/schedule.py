@@ -25,16 +25,17 @@ class Schedule:
         return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
 
     def __str__(self) -> str:
-        """For people, such as "warm-up over 10 commits, then cosine to ×0.1 over 200 commits"; "constant" if it is that."""
+        """For people, such as "warm-up over 10, then cosine to ×0.1 over 200 commits of whole batches"; "constant" if it is
+        that."""
         parts = {
             "constant": [],
-            "step": [f"×{self.decay_factor:g} every {self.decay_versions} commits"],
-        }.get(self.schedule, [f"cosine to ×{self.decay_factor:g} over {self.decay_versions} commits"])
+            "step": [f"×{self.decay_factor:g} every {self.decay_versions}"],
+        }.get(self.schedule, [f"cosine to ×{self.decay_factor:g} over {self.decay_versions}"])
         if self.warmup_versions:
             shape = "cosine warm-up" if self.schedule == "onecycle" else "warm-up"
             start = f" from ×{self.warmup_factor:g}" if self.warmup_factor else ""
-            parts = [f"{shape}{start} over {self.warmup_versions} commits", *parts]
-        return ", then ".join(parts) or "constant"
+            parts = [f"{shape}{start} over {self.warmup_versions}", *parts]
+        return ", then ".join(parts) + " commits of whole batches" if parts else "constant"
 
 
 _NEAR = 0.1  # of the run's commits: a schedule that ends this close to its end fits it

@@ -109,6 +109,9 @@ class Endpoint:
             await self._grpc_health.set(name, status)
 
 
+_OTHER_PORT = "give another HOST:PORT with --listen, and beside another server with --metrics-listen too"
+
+
 def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
     try:
         if not is_unix(address):
@@ -119,4 +122,4 @@ def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
     except (RuntimeError, OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error).partition(";")[0]
         what = advice(error) if getattr(error, "errno", 0) in OWN_LIMITS else ""
-        raise StartError(f"can't listen on {address}: {why}; {what or 'give another HOST:PORT with --listen'}") from None
+        raise StartError(f"can't listen on {address}: {why}; {what or _OTHER_PORT}") from None

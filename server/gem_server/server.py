@@ -36,6 +36,7 @@ from gem_server.wiring import Wiring
 
 LAG_SECONDS = 0.25  # between two looks at the event loop's lag
 REGIONS_SECONDS = 1.0  # between two looks at the shared memory of workers that have left
+_COMMITS_WITHOUT_SHARDS = 20  # from which on it is clear that no worker takes shards
 _SLOW_SECONDS = 2.0  # what numba has in its cache takes less
 
 
@@ -130,7 +131,7 @@ class Server:
             self._begin_log()
             self._end_unfit_leases()
             opened.pop_all()
-        self._said_complete = self._checked_schedule = False
+        self._said_complete = self._checked_schedule = self._checked_end = False
         self._chores: list[asyncio.Task[None]] = []
         self._applying: asyncio.Task[None]  # from `start` on
         self._logging: asyncio.Task[None] | None = None
@@ -218,6 +219,7 @@ class Server:
         yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), wiring.training.expire_leases)
         yield "completion", partial(_repeat, 1.0, self._note_completion)
         yield "schedule", partial(_repeat, 1.0, self._check_schedule)
+        yield "end", partial(_repeat, 1.0, self._check_end)
         yield "view", partial(_repeat, SAMPLE_SECONDS, wiring.view.sample)
         if wiring.endpoint.http_address:
             yield "health", partial(_repeat, BEAT_SECONDS, wiring.endpoint.health.beat)
@@ -266,8 +268,9 @@ class Server:
         complete = core.part.leads and not core.leases.live and core.complete
         if complete and not self._said_complete:
             self._logger.info(
-                "run complete: save the model with `gem-ctl pull model.safetensors`, end the server with `gem-ctl drain`; a "
-                "new run needs another folder for its checkpoints, or in containers `docker compose down --volumes`",
+                "run complete: save the model with `gem-ctl pull model.safetensors`, end the server with `gem-ctl drain`. More "
+                "--epochs with --resume continue the run; a new one needs another folder for its checkpoints, or in containers "
+                "`docker compose down --volumes`",
                 version=core.central.version,
             )  # fmt: skip
         self._said_complete = complete
@@ -281,6 +284,19 @@ class Server:
         if what := misfit(self.core.settings, commits):
             length = max(1, round(commits) - self.core.settings.warmup_versions)
             self._logger.warning(what, schedule=written(replace(self.core.settings, decay_versions=length))["schedule"])
+
+    def _check_end(self) -> None:
+        """Warns once if the run has epochs and no worker takes shards, which are what epochs are counted by."""
+        core, settings = self.core, self.core.settings
+        if self._checked_end or not core.part.leads or core.central.version < _COMMITS_WITHOUT_SHARDS:
+            return
+        self._checked_end = True
+        if settings.epochs and not settings.steps and not core.ledger.samples:
+            self._logger.warning(
+                "the workers' loops draw their own samples, so --epochs does not end this run: take the batches from a "
+                "ShardSampler; or end the loops themselves, and start the server with --until-stopped or --steps",
+                epochs=settings.epochs,
+            )  # fmt: skip
 
     def stop(self, why: str) -> None:
         """Begins the graceful shutdown; `stopped` completes it."""

@@ -101,6 +101,7 @@ class Wiring:
         observers = [self.progress.applied, self.metrics.applied]
         if self.history:
             observers.append(self.history.applied)
+            self.progress.keep = self.history.evaluations.add
         self.apply_loop = ApplyLoop(core, clock, observers, [self.progress.waited, self.metrics.waited])
 
         log = make_log(config, core.run_id, last_record)

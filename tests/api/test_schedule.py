@@ -73,12 +73,12 @@ def test_a_schedule_that_does_not_end_with_the_run_is_said(
     ("schedule", "words"),
     [
         (Schedule(), "constant"),
-        (Schedule(warmup_versions=5), "warm-up over 5 commits"),
-        (Schedule("step", 5, 0.25, 9, 0.5), "warm-up from ×0.25 over 5 commits, then ×0.5 every 9 commits"),
-        (Schedule("cosine", 0, 0.0, 9, 0.0), "cosine to ×0 over 9 commits"),
+        (Schedule(warmup_versions=5), "warm-up over 5 commits of whole batches"),
+        (Schedule("step", 5, 0.25, 9, 0.5), "warm-up from ×0.25 over 5, then ×0.5 every 9 commits of whole batches"),
+        (Schedule("cosine", 0, 0.0, 9, 0.0), "cosine to ×0 over 9 commits of whole batches"),
         (
             Schedule("onecycle", 3, 0.04, 9, 4e-6),
-            "cosine warm-up from ×0.04 over 3 commits, then cosine to ×4e-06 over 9 commits",
+            "cosine warm-up from ×0.04 over 3, then cosine to ×4e-06 over 9 commits of whole batches",
         ),
     ],
 )

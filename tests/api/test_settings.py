@@ -143,7 +143,7 @@ def test_gem_train_hands_settings_of_its_servers_over() -> None:
         ("kappa = 2", 'kappa is a setting of rule: write rule = "gem:kappa=VALUE"'),
         ("decay_versions = 2", 'decay_versions is a setting of schedule: write schedule = "NAME:versions=VALUE"'),
         ("learning_rate = [1]", "learning_rate must be a text, a number, true or false"),
-        ("task = { name = 1 }", "task must be a text, a number, true or false"),
+        ("[task]\nname = 1", "task is no table: this file has no sections, so write the settings without [task]"),
         ("rule = { name = 'gem', kappa = -1 }", "--rule …:kappa must be greater than 0"),
         ("epochs = 1.5", "'1.5' is not a valid whole number"),
         ("epochs =", "Invalid value"),
@@ -155,6 +155,25 @@ def test_a_wrong_file_is_one_line_that_names_it_or_the_key(content: str, said: s
     for command in (server, train):
         result = CliRunner().invoke(command, ["--config", str(tmp_path / "run.toml")])
         assert (result.exit_code, said in result.stderr.splitlines()[-1]) == (2, True), result.stderr
+
+
+def test_a_wrong_value_is_said_with_where_it_comes_from(tmp_path: Path) -> None:
+    """An argument is seen in the command itself."""
+    (tmp_path / "run.toml").write_text('batch_size = "x"\n')
+    wrong = "Error: Invalid value for '--batch-size': 'x' is not a valid whole number"
+    for arguments, variables, where in (
+        (["--config", str(tmp_path / "run.toml")], {}, f" (batch_size in {tmp_path / 'run.toml'})"),
+        ([], {"GEM_BATCH_SIZE": "x"}, " (the variable GEM_BATCH_SIZE)"),
+        (["--batch-size", "x"], {}, ""),
+    ):
+        result = CliRunner().invoke(server, arguments, env=variables)
+        assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"{wrong}{where}.")
+
+
+@pytest.mark.parametrize("command", ["pull", "plan", "track"])
+def test_a_command_without_what_it_needs_shows_an_example(command: str) -> None:
+    result = CliRunner().invoke(COMMANDS["gem-ctl"], [command], prog_name="gem-ctl")
+    assert (result.exit_code, f"For example: gem-ctl {command} " in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize("text", ["0.1,,0.4", "-1", "inf", "fast"])
@@ -181,6 +200,7 @@ def test_there_are_few_options() -> None:
         ("gem-server", "--memory-limit", "--memory-limit is not an option: set memory_limit in the file of --config, or "
          "GEM_MEMORY_LIMIT"),
         ("gem-worker", "--no-shared-memory", "set shared_memory in the file of --config, or GEM_SHARED_MEMORY"),
+        ("gem-train", "--lr", "there is no option --lr: write --learning-rate"),
         ("gem-ctl", "--timeout", "--timeout is not an option: set timeout in the file of --config, or GEM_TIMEOUT"),
     ],
 )  # fmt: skip

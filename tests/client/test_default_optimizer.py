@@ -65,6 +65,13 @@ def test_the_server_makes_the_steps_if_it_can_make_the_same(
     assert why in caplog.text
 
 
+def test_a_worker_that_keeps_its_scheduler_is_told_why_a_run_on_the_server_refuses_it() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address, name="ann") as ann, connect(live.address, name="bob") as bob:
+        Optimizer(adamw(make_model()), ann)
+        with pytest.raises(InvalidRequest, match=r"This worker did not offer that: a scheduler was made .*schedule=scheduler"):
+            Optimizer(scheduled(make_model()), bob)
+
+
 @pytest.mark.parametrize("settings", [{"local_steps": 3}, {"rule": "diloco"}, {"optimizer": "worker"}])
 def test_in_a_run_of_workers_own_steps_a_worker_makes_its_own(
     settings: dict[str, object], caplog: pytest.LogCaptureFixture

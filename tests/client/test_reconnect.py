@@ -93,7 +93,7 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(
             assert (answer.lost, answer.version, session.generation) == (True, 1, 2)
             np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
             assert ended(back) == {"rolled_back": 1}
-            assert "the server has come back at version 1, and was at 2 or later" in caplog.text
+            assert "that it had applied: it is at version 1 now, and was at 2 or later" in caplog.text
             assert session.commit(GRADIENT).version == 2
             assert transports(back) == {session.name: transport.name}
 

@@ -117,7 +117,9 @@ def test_the_steps_are_the_commits_of_all_workers(caplog: pytest.LogCaptureFixtu
             train(models[who], optimizers[who], 1)
             assert optimizers[who].param_groups[0]["lr"] == rate(live.server.core.settings, expected)
         assert live.server.core.settings.schedule == "cosine"
-    assert "the server's schedule counts the commits of all workers: cosine to ×0 over 60 commits" in caplog.text
+    assert (
+        "the server's schedule counts the commits of all workers: cosine to ×0 over 60 commits of whole batches" in caplog.text
+    )
 
 
 def test_a_schedule_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
@@ -145,7 +147,9 @@ def test_a_schedule_that_the_user_stated_counts_as_a_whole(caplog: pytest.LogCap
         inner = simple(make_model())
         Optimizer(inner, session, on="server", schedule=cosine(inner))
         assert Schedule.of(live.server.core.settings) == Schedule("step", decay_versions=7)
-    said = "started with the schedule ×0.1 every 7 commits, which is used instead of cosine to ×0 over 60 commits"
+    said = (
+        "started with the schedule ×0.1 every 7 commits of whole batches, which is used instead of cosine to ×0 over 60 commits"
+    )
     assert said in caplog.text
 
 

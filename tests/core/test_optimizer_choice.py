@@ -89,7 +89,8 @@ def test_the_first_workers_schedule_is_the_runs_and_others_bring_the_same_or_non
     assert Schedule.of(core.settings) == COSINE
     core.register("bob", SMALL, 0.0, choice=brings(COSINE))
     core.register("cat", SMALL, 0.0, choice=brings(None))
-    run = "this run's schedule is warm-up from ×0.1 over 10 commits, then cosine to ×0 over 90 commits, and the worker brings "
+    schedule = "warm-up from ×0.1 over 10, then cosine to ×0 over 90 commits of whole batches"
+    run = f"this run's schedule is {schedule}, and the worker brings "
     for change in DIFFERENCES:
         other = replace(COSINE, **change)
         with pytest.raises(InvalidRequest, match=re.escape(f"{run}{other}: give all workers the same")):

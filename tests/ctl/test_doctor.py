@@ -80,14 +80,14 @@ FAULTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "statistics of its own": (of(BATCH_NORM), [(LOOK, "BatchNorm's statistics are of this worker's own batches")]),
     "statistics of the run": (of(BATCH_NORM, (END, f"{END}; update_statistics(model, DataLoader(data, 64))")), []),
-    "own batches": (of(*OWN_BATCHES), [(LOOK, "the loop decides itself when to end")]),
+    "own batches": (of(*OWN_BATCHES), [(LOOK, "the loop takes its batches elsewhere than from a ShardSampler")]),
     "own batches, the same in all workers": (
         of(*OWN_BATCHES, SEEDED),
-        [(LOOK, "the loop draws its own samples, and PyTorch's seed is 5"), (LOOK, "the loop decides itself")],
+        [(LOOK, "the loop draws its own samples, and PyTorch's seed is 5"), (LOOK, "the loop takes its batches elsewhere")],
     ),
     "own batches, seeded apart": (
         of(*OWN_BATCHES, SEEDED, ("    for epoch", "    torch.manual_seed(6)\n    for epoch")),
-        [(LOOK, "the loop decides itself")],
+        [(LOOK, "the loop takes its batches elsewhere")],
     ),
     "all report": (of((END, f"{REPORT}; {END}; {REPORT}")), [(LOOK, "every worker reports evaluations during the run")]),
     "one reports": (of((END, f"session.is_first and {REPORT}; {END}")), []),

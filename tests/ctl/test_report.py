@@ -146,6 +146,12 @@ def test_a_history_within_the_folder_of_a_run_has_the_name_of_the_run(run: Path)
     assert shown_of(run / "commits.csv")["name"] == "20260102-digits"
 
 
+def test_a_history_alone_has_the_evaluations_that_the_server_kept(tmp_path: Path) -> None:
+    path = history(tmp_path / "own.csv", in_turn(20, 2))
+    (tmp_path / "own.evaluations.json").write_text('[{"version": 20, "loss": 0.5, "accuracy": 0.75}]')
+    assert dict(shown_of(path)["facts"])["Accuracy"] == "75.00 %"
+
+
 def test_an_evaluation_is_at_the_time_of_its_version(run: Path) -> None:
     curves = shown_of(run)["curves"]
     found = [(seconds, accuracy) for seconds, accuracy in zip(curves["seconds"], curves["accuracy"], strict=True) if accuracy]

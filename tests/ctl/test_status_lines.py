@@ -29,7 +29,7 @@ def test_rows_and_curves_fit_the_terminal(width: int, longest: int) -> None:
     [
         (96, "pace share waited shards rejected via lease | 0.512 s 0.25 1.5 s 0 0 memory 59 s"),
         (80, "pace share rejected via lease | 0.512 s 0.25 0 memory 59 s"),
-        (60, "rejected lease | 0 59 s"),
+        (60, "pace share | 0.512 s 0.25"),
     ],
 )
 def test_a_worker_shows_its_pace_its_share_and_what_its_replies_waited(width: int, shown: str) -> None:
@@ -106,7 +106,7 @@ def test_the_status_tells_the_learning_rate_that_the_schedule_has_reached(optimi
             [
                 "rule        diloco, learning rate 0.05, momentum 0.9, batch 64\n"
                 "options     delay=2 eager=0.1\nlocal       λ 4 steps\nnesterov    0.9\nweights     decay 0.0001\n"
-                "schedule    warm-up over 10 commits, then cosine to ×0.1 over 200 commits\n"
+                "schedule    warm-up over 10, then cosine to ×0.1 over 200 commits of whole batches\n"
             ],
             ["optimizer"],
         ),

@@ -54,9 +54,11 @@ def begun(folder: Path, asked: Hyperparameters, given: set[str]) -> tuple[Beginn
     logger = CapturingLogger()
     wanted = replace(config(asked, checkpoint_dir=folder, resume=True), given=frozenset(given))
     beginning = make_core(wanted, lambda: 0.0, logger)
-    warned = [call.kwargs for call in logger.calls if call.method_name == "warning"]
+    warned = [call for call in logger.calls if call.method_name == "warning"]
+    lost, *warned = warned
+    assert "no log was kept: the commits after this checkpoint are lost" in lost.args[0], "it was not the last of its start"
     assert len(warned) <= 1
-    return beginning, warned[0] if warned else {}
+    return beginning, warned[0].kwargs if warned else {}
 
 
 @pytest.mark.parametrize(

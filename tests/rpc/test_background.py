@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # Every background task of a server that does all that it can.
 CHORES = (
     "apply", "leases", "completion", "schedule", "view", "health", "lag", "lane", "regions", "turns", "history", "checkpoints",
-    "log",
+    "log", "end",
 )  # fmt: skip
 # What starts a thread or a task, and where it may: every other place must use `gem_server.background`.
 STARTERS = {"Thread", "Timer", "create_task", "ensure_future", "start_new_thread"}

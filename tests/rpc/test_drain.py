@@ -85,6 +85,17 @@ def test_a_schedule_that_ends_long_before_the_run_is_said_once(versions: int, wa
     ] * warnings
 
 
+@pytest.mark.parametrize(("limits", "warnings"), [({"epochs": 2}, 1), ({"epochs": 0, "steps": 99}, 0)])
+def test_epochs_that_no_worker_takes_shards_of_are_said_once(limits: dict[str, int], warnings: int) -> None:
+    with captured() as said, serving(config(Hyperparameters(**limits))) as live, wired(live) as wire:  # type: ignore[arg-type]
+        worker = wire.started("worker")
+        for _ in range(30):
+            worker.commit()
+        for _ in range(2):
+            live.on_loop(live.server._check_end)
+    assert len([line for line in said if "so --epochs does not end this run" in line["event"]]) == warnings
+
+
 def schedules(said: Lines) -> Lines:
     return [line for line in said if "the schedule ends after about 50 % of the run" in line["event"]]
 
@@ -285,7 +296,8 @@ def test_a_signal_finishes_the_work_writes_a_checkpoint_and_exits_with_0(ending:
             assert second.wait() == 2
             (line,) = second.log.splitlines()  # and none of gRPC's own
             assert (
-                line == f"gem-server: can't listen on {address}: Address already in use; give another HOST:PORT with --listen"
+                line == f"gem-server: can't listen on {address}: Address already in use; "
+                "give another HOST:PORT with --listen, and beside another server with --metrics-listen too"
             )
         server.process.send_signal(ending)
         assert stream.refusal().error == "DRAINING"

@@ -160,7 +160,8 @@ def test_extreme_gradients_and_rates_leave_theta_finite(optimizer: str, rate: fl
             {"rule": "gem", "optimizer": "sgd", "optimizer_options": "beta1=0.5"},
             "the optimizer has no setting 'beta1': it has no settings",
         ),
-        ({"rule": "gem", "optimizer": "adamw", "rule_options": "proxy=adam"}, "the rule has no setting .proxy."),
+        ({"rule": "gem", "optimizer": "adamw", "rule_options": "proxy=adam"}, "the setting 'proxy' only with --optimizer sgd"),
+        ({"rule": "gem", "rule_options": "growth=5"}, "the setting 'growth' only with an optimizer: add --optimizer adamw"),
         ({"rule": "downpour", "optimizer": "adamw", "local_steps": 2}, "can't be combined with --local-steps above 1"),
         ({"rule": "agn", "optimizer": "adamw"}, "rule agn averages the gradients of SGD"),
         (

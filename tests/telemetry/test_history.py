@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
+import math
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 import structlog
-from gem_api.history import COLUMNS, read_history
+from gem_api.history import COLUMNS, evaluations_beside, read_history
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import Range
 from gem_ctl.recorded_run import COMMITS
@@ -20,6 +22,7 @@ from gem_server.commit_times import CommitTimes
 from gem_server.config import ServerConfig
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.history import History, open_history
+from gem_server.telemetry.progress import Evaluation
 from kit.core import commit, make_core, start
 from kit.logs import Lines, captured
 from kit.raw_client import wired
@@ -31,6 +34,11 @@ NO_TIME = CommitTimes()
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def evaluations(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(evaluations_beside(path).read_text())
+    return found
 
 
 def versions(path: Path) -> list[int]:
@@ -168,16 +176,25 @@ def test_a_new_file_has_its_header_at_once_and_its_folder_is_made(tmp_path: Path
     history.close()
 
 
-def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(path: Path) -> None:
-    """The checkpoint had version 3; lines of later commits, which the crash undid, and a half-written one go."""
+def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(path: Path, log: Lines) -> None:
+    """The checkpoint had version 3; lines of later commits, which the crash undid, and a half-written one go. So do their
+    evaluations; the log names what is gone."""
     core = training()
-    write_commits(core, path, 5).close()
+    history = write_commits(core, path, 5)
+    for version in (3, 4):
+        history.evaluations.add(Evaluation(version, 0.5, None))
+    history.evaluations.add(Evaluation(5, math.nan, None))
+    history.close()
     with path.open("a") as file:
         file.write("3,7,170000")
     kept = rows(path)[:3]
     core.central.version, core.next_ticket = 3, 4
     core.pull(core.leases.get("lease-1"))
-    write_commits(core, path, 2).close()
+    history = write_commits(core, path, 2)
+    history.evaluations.add(Evaluation(5, 0.25, 0.75))
+    history.close()
+    assert [(line["commits"], line["versions"]) for line in log if "the crash has taken" in line["event"]] == [(2, "4 to 5")]
+    assert [(row["version"], row["accuracy"]) for row in evaluations(path)] == [(3, None), (5, 0.75)]
     assert rows(path)[:3] == kept
     assert versions(path) == [1, 2, 3, 4, 5]
     assert path.read_text().count("version,ticket") == 1
@@ -199,9 +216,14 @@ def test_a_resumed_run_gives_the_tickets_of_discarded_commits_only_once(path: Pa
 
 
 def test_a_new_run_begins_a_new_file(path: Path) -> None:
-    write_commits(training(), path, 3).close()
+    history = write_commits(training(), path, 3)
+    history.evaluations.add(Evaluation(3, 0.5, None))
+    history.close()
     write_commits(training(), path, 1).close()
     assert versions(path) == [1]
+    assert not evaluations_beside(path).exists()
+    assert versions(path.with_name("history.csv.old")) == [1, 2, 3]
+    assert path.with_name("history.evaluations.json.old").exists()
 
 
 @pytest.mark.parametrize("worker", ['a,"b"', "worker 1", "Ännchen", "=cmd()"])

@@ -176,8 +176,8 @@ class Membership:
         """Logs, for a worker that has joined and ends now, that it made no commit."""
         if self.generation and not self.steps_done:
             log.warning(
-                "%s: this worker made no commit: the others had all shards (a smaller shard_size makes more), or its loop "
-                "made no step with this session",
+                "%s: this worker made no commit: the run was over before it came, the others had all shards (a smaller "
+                "shard_size makes more), or its loop made no step with this session",
                 self.name,
             )
 
@@ -211,8 +211,8 @@ class Membership:
                 self._require_not_replaced_by(ended)
         if run == self.registration.run_id and self.version < known:
             log.warning(
-                "%s: the server has come back at version %d, and was at %d or later: all workers' commits in between "
-                "are lost, and their samples come again",
+                "%s: the server has come back without commits that it had applied: it is at version %d now, and was at %d or "
+                "later. Their samples come again",
                 self.name, self.version, known,
             )  # fmt: skip
 

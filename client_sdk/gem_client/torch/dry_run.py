@@ -193,8 +193,9 @@ class Observer(logging.Handler):
         left_out = [each for each in self._optimizers if _session(each) not in self._ended]
         yield (
             stopped or "over" not in self._seen or bool(left_out),
-            "the loop decides itself when to end, so it was stopped: what follows was not tried. It needs load_final(), and a "
-            "server with --until-stopped"
+            "the loop takes its batches elsewhere than from a ShardSampler, so it was stopped, and what follows was not tried. "
+            "Take them from one, which ends with the run's --epochs; or end the loop yourself, call load_final() after it, and "
+            "start the server with --until-stopped"
             if stopped
             else f"load_final() was never called{f' for {len(left_out)} of the models' if self._ended else ''}, so the model "
             "at the end is not the run's: call it after the loop",

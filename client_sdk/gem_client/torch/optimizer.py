@@ -175,6 +175,8 @@ class Optimizer(torch.optim.Optimizer):
             for other in others:
                 with suppress(InvalidRequest):
                     return self._join([other], first)
+            if best.not_offered and isinstance(error, InvalidRequest):
+                raise InvalidRequest(f"{error}. This worker did not offer that: {best.not_offered}") from None
             raise
         return best
 

@@ -50,6 +50,7 @@ class OptimizerSpec:
         choice: Its description for the server; None: parameters alone.
         groups: The tensors whose learning rate or weight decay differs from the others', by name.
         factors: The learning rate of each parameter group, as a share of the run's.
+        not_offered: Why the server could not make the steps of this optimizer instead; empty if nobody has asked that.
     """
 
     trained: dict[str, Tensor]
@@ -58,6 +59,7 @@ class OptimizerSpec:
     choice: OptimizerChoice | None = None
     groups: Mapping[str, Group] = field(default_factory=dict)
     factors: tuple[float, ...] = (1.0,)
+    not_offered: str = ""
 
     @property
     def steps_itself(self) -> bool:
@@ -93,7 +95,7 @@ def ways_to_train(
         return [describe_optimizer(params, "server", given), own]
     except InvalidRequest as error:
         log.info("this worker makes the steps of its %s itself: %s", type(own.inner).__name__, error)
-        return [own]
+        return [replace(own, not_offered=str(error))]
 
 
 def _require_same_steps(optimizer: torch.optim.Optimizer) -> None:

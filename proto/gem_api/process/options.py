@@ -14,7 +14,16 @@ from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters, fla
 from gem_api.named_settings import NAMES, written
 from gem_api.process.secret_file import read_token
 from gem_api.process.settings import HEADINGS, Command, Setting, settings_of
-from gem_api.process.settings_file import WithoutOption, as_text, instead, key, load, misplaced, warn_of_unknown_variables
+from gem_api.process.settings_file import (
+    WithoutOption,
+    as_text,
+    instead,
+    key,
+    load,
+    misplaced,
+    origin,
+    warn_of_unknown_variables,
+)
 
 # Every command passes these to click. An option's environment variable is GEM_ and its name.
 SETTINGS: dict[str, Any] = {
@@ -47,6 +56,15 @@ class WithHeadings(click.Command):
             raise click.UsageError(hint, ctx)
         try:
             return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            examples = [line.strip() for line in (self.help or "").splitlines() if line.strip().startswith(ctx.command_path)]
+            shown = f". For example: {examples[0]}" if examples else "."
+            raise click.UsageError(error.format_message().removesuffix(".") + shown, ctx) from None
+        except click.BadParameter as error:
+            if error.param is not None and (source := origin(ctx, error.param)):
+                told = f"{error.message.removesuffix('.')} ({source})."
+                raise click.BadParameter(told, error.ctx, error.param, error.param_hint) from None
+            raise
         except click.NoSuchOption as error:
             if hint := instead(self, error.option_name):
                 raise click.UsageError(hint, ctx) from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gem_api.hyperparameters import DECLARATIONS
 from gem_api.named_settings import NAMES, nearest
@@ -21,7 +22,7 @@ from gem_api.process.logs import print_error
 from gem_api.process.printable import printable
 from gem_api.process.settings import KEYS
 
-_DOCUMENT = "gem_api.settings_file"  # where the context keeps the file's content
+_DOCUMENT, _PATH = "gem_api.settings_file", "gem_api.settings_path"  # where the context keeps the file's content, and its path
 
 # Variables that are no settings: they belong to processes of our own, to docker-compose.yml, or to the commands of gem-ctl.
 _OTHER_VARIABLES = {f"GEM_{name}" for name in (
@@ -33,6 +34,13 @@ _COMMAND_PREFIXES = (
 )  # fmt: skip
 # What Kubernetes adds for each service whose name begins with "gem".
 _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+# What other programs call an option of ours.
+_ELSEWHERE = {
+    "lr": "--learning-rate", "bs": "--batch-size", "batch": "--batch-size", "wd": "--weight-decay", "n_epochs": "--epochs",
+    "num_epochs": "--epochs", "max_steps": "--steps", "num_workers": "--workers", "host": "--listen", "port": "--listen",
+    "bind": "--listen", "address": "--server", "addr": "--server", "scheduler": "--schedule", "lr_scheduler": "--schedule",
+    "params": "--parameters",
+}  # fmt: skip
 _warned = False
 
 
@@ -60,6 +68,14 @@ def document(context: click.Context) -> dict[str, Any]:
     return found
 
 
+def origin(context: click.Context, param: click.Parameter) -> str:
+    """Where a value that is no argument comes from, as "the variable GEM_BATCH_SIZE"; empty for an argument or a default."""
+    source = context.get_parameter_source(str(param.name))
+    if source is ParameterSource.ENVIRONMENT:
+        return f"the variable GEM_{key(param).upper()}"
+    return f"{key(param)} in {context.meta.get(_PATH)}" if source is ParameterSource.DEFAULT_MAP else ""
+
+
 def as_text(value: Any) -> str:
     """A value as the environment would hold it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -68,6 +84,8 @@ def as_text(value: Any) -> str:
 def instead(command: click.Command, option: str) -> str | None:
     """The text to write in the place of an option that the command does not have; None if nothing is known of it."""
     name = option.lstrip("-").replace("-", "_")
+    if (usual := _ELSEWHERE.get(name)) and any(usual in param.opts for param in command.params):
+        return f"there is no option {option}: write {usual}"
     if (declared := DECLARATIONS.get(name)) and declared.option:
         return f"{option} is a setting of --{declared.option}: write --{declared.option} {_example(name)}"
     for param in command.params:
@@ -120,7 +138,7 @@ def load(context: click.Context, param: click.Parameter, path: Path | None) -> N
     except (OSError, ValueError, RecursionError) as error:  # also what is no UTF-8 or no TOML
         why = "its brackets are nested too deeply" if isinstance(error, RecursionError) else error
         raise click.BadParameter(f"{path}: {why}", context, param) from None
-    context.meta[_DOCUMENT] = content
+    context.meta[_DOCUMENT], context.meta[_PATH] = content, path
     context.default_map = {str(each.name): texts[key(each)] for each in context.command.params if key(each) in texts}
 
 
@@ -128,9 +146,11 @@ def _value(name: str, value: Any) -> Any:
     """A value as the option takes it. Raises ValueError."""
     if (declared := DECLARATIONS.get(name)) and declared.option:
         raise ValueError(f'{name} is a setting of {declared.option}: write {declared.option} = "{_example(name)}"')
+    if isinstance(value, Mapping) and name not in NAMES:
+        raise ValueError(f"{name} is no table: this file has no sections, so write the settings without [{name}]")
     if name not in KEYS:
         raise ValueError(f"there is no setting {name!r}{nearest(name, KEYS)}; docs/settings.md lists them all")
-    if isinstance(value, Mapping) and name in NAMES:
+    if isinstance(value, Mapping):
         return value
     if not isinstance(value, str | int | float):
         raise ValueError(f"{name} must be a text, a number, true or false" + (", or a table" if name in NAMES else ""))

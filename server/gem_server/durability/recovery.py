@@ -47,6 +47,7 @@ class Recovered(NamedTuple):
         number: Number of the log's last record.
         torn: The segment that ends in a partial record, if any; that record was never acknowledged.
         missing: The segment that the checkpoint names, if no log follows it although the run was not stopped with it.
+        unlogged: Whether the run went on after that checkpoint, or may have, without a log.
     """
 
     core: Core
@@ -55,6 +56,7 @@ class Recovered(NamedTuple):
     number: int
     torn: Path | None
     missing: Path | None
+    unlogged: bool
 
 
 def recover(
@@ -90,7 +92,7 @@ def recover(
     saved = core.central.version
     number, torn, missing = replay(directory, state, core, now)
     core.mark_restarted(None if logged and state.log else random())
-    return Recovered(core, path, saved, number, torn, None if state.last else missing)
+    return Recovered(core, path, saved, number, torn, None if state.last else missing, not (state.last or state.log))
 
 
 def rebuild(directory: Path, new_core: Callable[..., Core], version: int | None) -> Core:

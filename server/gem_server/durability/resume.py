@@ -167,6 +167,11 @@ def _recovered(directory: Path, config: ServerConfig, clock: Callable[[], float]
             "no log follows the newest checkpoint: what was acknowledged after it, if anything, is lost. Unless you restored a "
             "backup, stop the server and put the folder's log back as it was", missing=str(recovered.missing),
         )  # fmt: skip
+    if recovered is not None and recovered.unlogged:
+        logger.warning(
+            "no log was kept: the commits after this checkpoint are lost, acknowledged ones too (--durability log keeps them)",
+            version=recovered.saved,
+        )  # fmt: skip
     return recovered
 
 

@@ -46,6 +46,12 @@ __all__ = [
 
 
 _BUILT_IN = frozenset({GemAhead, *RULES.values()})
+_PLAIN, _AHEAD = frozenset(own_settings(Gem)), frozenset(own_settings(GemAhead))
+# What only the other of the two classes of rule gem has, and when the rule is of that class.
+_GEMS_OTHER: dict[type[UpdateRule], tuple[frozenset[str], str]] = {
+    Gem: (_AHEAD - _PLAIN, "only with an optimizer: add --optimizer adamw, say"),
+    GemAhead: (_PLAIN - _AHEAD, "only with --optimizer sgd, the default"),
+}
 
 
 def is_users(rule: UpdateRule) -> bool:
@@ -66,11 +72,19 @@ def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRu
     """
     optimizer = settings.get("optimizer", "sgd")
     kind = GemAhead if rule == Gem.name and optimizer != "sgd" else RULES.get(rule) or _users(rule)
+    others, when = _GEMS_OTHER.get(kind, (frozenset(), ""))
+    if lacking := [name for name in _names(rule_options) if name in others]:
+        raise ValueError(f"rule gem has the setting {lacking[0]!r} {when}")
     made = make(kind, rule_options, settings)
     takes_it = isinstance(made, GradientRule) or (optimizer == "worker" and made.kind == "delta")
     if optimizer != "sgd" and not takes_it:
         raise ValueError(f"rule {rule} can't apply --optimizer {optimizer}: use gem, downpour or adaptive")
     return made
+
+
+def _names(options: str) -> list[str]:
+    """The names of the settings in an option's text."""
+    return [option.partition("=")[0] for option in options.split()]
 
 
 def _users(rule: str) -> type[UpdateRule]:

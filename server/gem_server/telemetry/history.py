@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import threading
 from collections import deque
@@ -19,6 +20,7 @@ from gem_api.timeline import Timeline
 
 from gem_server.commit_times import CommitTimes
 from gem_server.core.values import Applied
+from gem_server.telemetry.evaluation_file import EvaluationFile
 
 MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
 _BATCH = 1 << 12  # lines written at a time
@@ -39,6 +41,7 @@ class History:
 
     Attributes:
         earlier: The curves of the commits that a resumed run already has.
+        evaluations: The file of the evaluations, which is written with the lines.
     """
 
     def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> None:
@@ -56,6 +59,7 @@ class History:
         rewritten = path.with_name(path.name + ".new")
         self._file = rewritten.open("w", newline="", encoding="utf-8")
         self.earlier = Timeline()
+        self._newest = math.inf  # version of the last commit that a resumed run has, as far as the file tells
         try:
             csv.writer(self._file).writerow(COLUMNS)
             whole = next_ticket > 1 and path.exists() and self._copy_lines_before(next_ticket)
@@ -68,12 +72,13 @@ class History:
             with suppress(OSError):  # the disk may refuse the buffered lines again
                 self._file.close()
             raise
+        self.evaluations = EvaluationFile(path, self._newest if next_ticket > 1 else None)
 
     def _copy_lines_before(self, next_ticket: int) -> bool:
         """Copies the lines of commits before a ticket. Returns whether the old file is of no more use: it has such lines, and
         no damaged ones."""
         kept = damaged = 0
-        why = ""
+        why, gone = "", list[float]()
         try:
             for piece in read_history(self._path):
                 if piece.names != list(COLUMNS):
@@ -82,7 +87,10 @@ class History:
                 before = tickets < next_ticket
                 self._file.writelines(compress(piece.lines, before))
                 self.earlier.replay({name: column[before] for name, column in piece.columns.items()})
+                if before.any():
+                    self._newest = float(piece.columns["version"][before].max())
                 kept += int(before.sum())
+                gone += piece.columns["version"][tickets >= next_ticket].tolist()
                 damaged += piece.damaged + int((~np.isfinite(tickets)).sum())
         except HistoryError as error:
             why = str(error)
@@ -92,6 +100,11 @@ class History:
                 path=str(self._path),
                 why=why or f"{damaged} of its lines can't be read",
             )
+        if gone and kept:
+            self._logger.warning(
+                "the history had commits that the crash has taken; their lines are removed", commits=len(gone),
+                versions=f"{min(gone):.0f} to {max(gone):.0f}",
+            )  # fmt: skip
         return bool(kept) and not damaged and not why
 
     def applied(self, applied: Applied, times: CommitTimes) -> None:
@@ -106,6 +119,7 @@ class History:
         with self._lock:
             try:
                 self._write()
+                self.evaluations.flush()
             except OSError as error:
                 if not self._failing:
                     self._logger.error(

@@ -100,10 +100,12 @@ class Progress:
 
     Attributes:
         holds_lease: Whether a worker of that name is in the run. A worker that left while its commit was applied gets no entry.
+        keep: Called with each evaluation.
     """
 
     started: float
     holds_lease: Callable[[str], bool] = lambda worker: True
+    keep: Callable[[Evaluation], object] = bool
     loss: Smoothed = field(default_factory=Smoothed)
     pi_median: Smoothed = field(default_factory=Smoothed)
     staleness: Smoothed = field(default_factory=Smoothed)
@@ -157,6 +159,7 @@ class Progress:
 
     def evaluated(self, evaluation: Evaluation, now: float) -> None:
         self.evaluated_at, self.evaluation = now, evaluation
+        self.keep(evaluation)
 
     def checkpointed(self, version: int, now: float) -> None:
         self.checkpoint_version, self.checkpoint_at = version, now
