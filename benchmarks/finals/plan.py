@@ -11,9 +11,8 @@ from benchmarks.versus.profiles import KINDS
 
 SEEDS = (0, 1, 2)
 SLOW = ("mixed", "straggler", "quarter", "first")  # always slow workers: what an expert does about them
-RATE, RATE_TODAY = 0.008, 0.006
+RATE = 0.008
 
-TODAY = ""
 GROWTH = "growth=10"
 SHARES = "smallest=0.0625"
 WAIT = "wait=0.15 until=200"
@@ -141,12 +140,8 @@ def _few(settings: str, workers: int) -> bool:
     return first.isdigit() and int(first) <= workers // 2
 
 
-def _today(profiles: Iterable[str], rounds: int = 200, seeds: Iterable[int] = SEEDS, workers: int = 8) -> list[Run]:
-    return _ours([TODAY], profiles, rounds, seeds, workers, rates=(RATE_TODAY,))
-
-
 QUESTIONS: Mapping[str, list[Run]] = {
-    "in step": [*_ours([BOTH], HARD, seeds=SIX), *_ours([BOTH], OTHERS), *_today(HARD, seeds=SIX), *_today(OTHERS)],
+    "in step": [*_ours([BOTH], HARD, seeds=SIX), *_ours([BOTH], OTHERS)],
     "rivals": [*_rivals(HARD, 200), *_rivals(OTHERS, 200, rates=(0.015, 0.02))],
     "seeds": [
         *_ours([BOTH], OTHERS, seeds=MORE_SEEDS),
@@ -172,16 +167,15 @@ QUESTIONS: Mapping[str, list[Run]] = {
         for workers in (16, 4, 2, 32)
         for run in (
             *_ours([BOTH], THREE, seeds=TWO, workers=workers),
-            *_today(THREE, seeds=TWO, workers=workers),
             *_rivals(THREE, 200, TWO, workers=workers, rates=(0.015, 0.02)),
         )
     ],
     "long": [
-        *_ours([BOTH], HARD, 1000, TWO), *_today(HARD, 1000, TWO), *_rivals(HARD, 1000, TWO, rates=(0.01, 0.015)),
+        *_ours([BOTH], HARD, 1000, TWO), *_rivals(HARD, 1000, TWO, rates=(0.01, 0.015)),
         *_ours([f"{SHARES} {GROWTH}", BOTH.replace("200", "0")], EQUAL_AND_MIXED, 1000, TWO),
     ],
     "lengths": [
-        *_ours([BOTH], EQUAL_AND_MIXED, 400, TWO), *_today(EQUAL_AND_MIXED, 400, TWO),
+        *_ours([BOTH], EQUAL_AND_MIXED, 400, TWO),
         *_rivals(EQUAL_AND_MIXED, 400, TWO, rates=(0.01, 0.015)),
         *_ours([BOTH], EQUAL_AND_MIXED, 3000, (0,)),
         *(Run("transformer", each, 8, 0, 3000, "rounds", f"rate=0.01 {team(each)}".strip()) for each in EQUAL_AND_MIXED),
@@ -292,7 +286,7 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *_ours([BOTH], EQUAL_AND_MIXED, seeds=(0,), model="large", rates=(0.001, 0.002, 0.004, 0.008)),
         *_rivals(EQUAL_AND_MIXED, 200, (0,), "large", rates=(0.001, 0.002, 0.004, 0.008)),
     ],
-    "short": [*_ours([BOTH], EQUAL_AND_MIXED, 50), *_today(EQUAL_AND_MIXED, 50), *_rivals(EQUAL_AND_MIXED, 50)],
+    "short": [*_ours([BOTH], EQUAL_AND_MIXED, 50), *_rivals(EQUAL_AND_MIXED, 50)],
     "number": [
         run
         for workers, rounds in product(NUMBERS, LENGTHS)
@@ -328,7 +322,7 @@ NAMES = {
 
 def ours(settings: str) -> str:
     """The settings of a run of this server."""
-    return f"rate={RATE if settings else RATE_TODAY} {settings}".strip()
+    return f"rate={RATE} {settings}"
 
 
 def runs(questions: Iterable[str]) -> list[Run]:

@@ -49,4 +49,5 @@ with gem_client.connect("127.0.0.1:50051") as session:
             keep_if_best(session, best)
     optimizer.load_final()
     if session.is_first:  # the last to leave; on several machines the file is in a folder that they share
+        keep_if_best(session, best)  # the final θ
         model.load_state_dict(torch.load(best)["model"])

@@ -59,6 +59,15 @@ def test_one_worker_alone_has_whole_batches_and_so_have_all_before_their_pace_is
     assert Shares(timetable, 0.125).next("ann") == Shares(timetable, 0.125).next("bob") == 1.0
 
 
+def test_a_share_that_the_end_of_a_shard_has_cut_is_not_asked_for_again() -> None:
+    timetable = Timetable()
+    for brought in (1.0, 1.0, 0.27):
+        for lease, pace, share in (("ann", 1.0, 1.0), ("bob", 4.0, brought)):
+            timetable.began(lease, 0.0, share)
+            timetable.arrived(lease, pace * share, share)
+    assert Shares(timetable, 0.125).next("bob") == 0.25
+
+
 def test_if_the_fastest_leaves_the_next_one_has_whole_batches() -> None:
     timetable = Timetable()
     shares = Shares(timetable, 0.125)

@@ -187,7 +187,7 @@ def test_the_best_model_so_far_is_the_best_that_was_seen_and_the_one_that_the_wo
     with running:
         printed, names = run("best_so_far", [each.address for each in live])
     seen = [float(line.split()[-1]) for line in printed]
-    assert len(seen) == 6
+    assert len(seen) == 7  # after each epoch, and of the final θ
     assert min(seen) < seen[-1], "the best is the last one: any file would do"
     (file,) = tmp_path.iterdir()
     assert torch.load(file)["loss"] == pytest.approx(min(seen), abs=1e-6)

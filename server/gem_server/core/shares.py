@@ -16,7 +16,7 @@ class Shares:
     """Chooses shares so that all workers' steps take about as long as the fastest one's with a whole batch.
 
     With T the seconds of a whole batch, a worker should have the share T_fastest/T. Its share stays as it is until that is far
-    from it, and is then the nearest of `SHARES`. It is 1 before the worker's pace is known. Now and then a worker tries twice
+    from it, or the end of a shard has cut it, and is then the nearest of `SHARES`. It is 1 before the worker's pace is known. Now and then a worker tries twice
     its share, and keeps it if that step takes no longer than the fastest one's: part of a step's time may be fixed costs.
 
     Attributes:
@@ -35,7 +35,7 @@ class Shares:
         if pace is None or fastest is None:
             return now
         wanted = max(self.smallest, fastest / pace)
-        if now / TOLERANCE <= wanted <= now * TOLERANCE:
+        if now in SHARES and now / TOLERANCE <= wanted <= now * TOLERANCE:
             return now
         return min((each for each in SHARES if each >= self.smallest), key=lambda each: max(each / wanted, wanted / each))
 
