@@ -140,8 +140,8 @@ class ServerSettings:
         help="With --durability log: write a checkpoint when the log since the last one exceeds this size.")
     # /dev/null: none.
     history: Path | None = server_field(FILE, None, "Durability", shown_default="commits.csv in --checkpoint-dir",
-        help="CSV file that gets a line of some 100 bytes for every commit; evaluations go beside it; /dev/null: none. A new run "
-        "renames an existing file to FILE.old.")
+        help="CSV file that gets a line of some 100 bytes for every commit; evaluations go beside it; /dev/null: none. A new "
+        "run renames an existing file to FILE.old.")
     tokens: Path | None = server_field(FILE, None, "Security", by_deployment=True,
         help="File of bearer tokens; clients without one are rejected. Each line is TOKEN ROLE [WORKER], with the role worker, "
         "evaluator or admin.")

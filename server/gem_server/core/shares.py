@@ -16,8 +16,9 @@ class Shares:
     """Chooses shares so that all workers' steps take about as long as the fastest one's with a whole batch.
 
     With T the seconds of a whole batch, a worker should have the share T_fastest/T. Its share stays as it is until that is far
-    from it, or the end of a shard has cut it, and is then the nearest of `SHARES`. It is 1 before the worker's pace is known. Now and then a worker tries twice
-    its share, and keeps it if that step takes no longer than the fastest one's: part of a step's time may be fixed costs.
+    from it, or the end of a shard has cut it, and is then the nearest of `SHARES`. It is 1 before the worker's pace is known.
+    Now and then a worker tries twice its share, and keeps it if that step takes no longer than the fastest one's: part of a
+    step's time may be fixed costs.
 
     Attributes:
         timetable: How long each worker's steps take.
