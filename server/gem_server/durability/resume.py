@@ -169,8 +169,8 @@ def _recovered(directory: Path, config: ServerConfig, clock: Callable[[], float]
         )  # fmt: skip
     if recovered is not None and recovered.unlogged:
         logger.warning(
-            "no log was kept: the commits after this checkpoint are lost, acknowledged ones too (--durability log keeps them)",
-            version=recovered.saved,
+            "no log was kept: commits after this checkpoint, if there were any, are lost, acknowledged ones too (--durability "
+            "log keeps them)", version=recovered.saved,
         )  # fmt: skip
     return recovered
 
