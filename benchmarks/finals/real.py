@@ -73,7 +73,8 @@ def make(run: Run, data: Path | None) -> Outcome:
 
 def race_of(run: Run) -> dict[str, Any]:
     """The race's settings. The length of its schedule, in rounds or in commits of whole batches, follows from the cluster's
-    times as if exchanges cost nothing: all contenders know as much."""
+    times as if exchanges cost nothing. Rounds take it as a share of the time, so that it ends with the run; this server counts
+    commits, so that its own is cut short by what exchanges cost."""
     given, profile = settings_of(run), KINDS[run.profile]
     if run.method == ROUNDS:
         team = take_team(given)

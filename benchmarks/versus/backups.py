@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks.versus.family import Family
-from benchmarks.versus.pace import Gate, Pace, Publisher, flat, set_rate
+from benchmarks.versus.pace import Gate, Pace, Publisher, elapsed, flat, set_rate
 from benchmarks.versus.setup import Setup
 
 
@@ -45,15 +45,15 @@ def _make_steps(setup: Setup, theta: Vector, gradients: Sequence[Vector], pipes:
     problem = setup.problem()
     model = problem.model(setup.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=setup.rate)
-    Gate(setup.folder).enter(setup.workers)
+    start = Gate(setup.folder).enter(setup.workers)
     publisher = Publisher(setup)
     for done in count():
         theta[:] = flat(model)
+        set_rate(optimizer, setup, elapsed(setup, start))
         for pipe in pipes:
             pipe.send(done)
         first = _first(pipes, done, setup.first)
         _set_gradient(model, np.mean([gradients[worker] for worker in first], axis=0))
-        set_rate(optimizer, setup, done)
         optimizer.step()
         if publisher.due:
             publisher.publish(flat(model), (done + 1) * setup.first * problem.batch_size, (done + 1) * setup.first)

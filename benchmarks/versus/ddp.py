@@ -12,8 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.lib import wire
 from benchmarks.versus.family import Family
-from benchmarks.versus.pace import Gate, Pace, Publisher, flat, set_rate
+from benchmarks.versus.pace import Gate, Pace, Publisher, elapsed, flat, set_rate
 from benchmarks.versus.setup import Setup
+
+ROUNDS_TO_AGREE = 10  # an exchange in each round would take DDP some of its time
 
 
 class Ddp:
@@ -34,6 +36,27 @@ def _work(setup: Setup, worker: int, rank: int, members: int) -> None:
     Loop(setup, worker).run()
 
 
+class Agreed:
+    """The share of the run's time that has passed when a round begins: the same on all ranks, or their models would differ.
+    Every ten rounds it is what rank 0 says; in between it grows by the mean of the last ten.
+
+    Args:
+        a_round: The share that a round is expected to take at first.
+    """
+
+    def __init__(self, a_round: float) -> None:
+        self._last, self._round = 0.0, a_round
+
+    def part(self, done: int, own: float) -> float:
+        """The share after `done` rounds; by this rank's clock it is `own`. All ranks must call it."""
+        rounds = done % ROUNDS_TO_AGREE
+        if done and not rounds:
+            said = torch.tensor(own, dtype=torch.float64)
+            dist.broadcast(said, 0)
+            self._last, self._round = float(said), (float(said) - self._last) / ROUNDS_TO_AGREE
+        return self._last + rounds * self._round
+
+
 class Loop:
     """One worker's training.
 
@@ -52,13 +75,14 @@ class Loop:
 
     def run(self) -> None:
         """Trains until the process is killed."""
-        publisher, done = Publisher(self._setup), 0
+        publisher, agreed, done = Publisher(self._setup), Agreed(1 / self._setup.schedule), 0
         self._compute(0)  # a first gradient, which is discarded: it opens the connections
         dist.barrier()
-        self._pace = pace = Pace(self._setup, self._worker, Gate(self._setup.folder).enter(self._worker))
+        start = Gate(self._setup.folder).enter(self._worker)
+        self._pace = pace = Pace(self._setup, self._worker, start)
         while True:
+            set_rate(self._optimizer, self._setup, agreed.part(done, elapsed(self._setup, start)))
             self._compute(pace.step)
-            set_rate(self._optimizer, self._setup, done)
             self._optimizer.step()
             done += 1
             if dist.get_rank() == 0 and publisher.due:

@@ -129,10 +129,16 @@ def snapshots(folder: Path) -> Iterator[Snapshot]:
             yield Snapshot(float(file["time"]), samples, exchanges, file["theta"])
 
 
-def set_rate(optimizer: torch.optim.Optimizer, setup: Setup, steps: int) -> None:
-    """Sets the learning rate of the next step. `steps` were made before it."""
+def elapsed(setup: Setup, start: float) -> float:
+    """The share of the run's time that has passed since its start."""
+    return (time.monotonic() - start) / (setup.unit * setup.limit)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, setup: Setup, part: float) -> None:
+    """Sets the learning rate of a round that begins when this share of the run's time has passed. So the cosine ends with the
+    run, however many rounds exchanges leave time for."""
     for group in optimizer.param_groups:
-        group["lr"] = setup.rate * cosine(steps, setup.schedule)
+        group["lr"] = setup.rate * cosine(part * setup.schedule, setup.schedule)
 
 
 def flat(model: nn.Module) -> NDArray[np.float32]:

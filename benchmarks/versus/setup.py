@@ -26,7 +26,7 @@ class Setup:
         limit: Units after which the run ends.
         data: The folder of MNIST's files, if the model needs it.
         folder: The run's folder. It lies in memory, so that nobody waits for a disk.
-        schedule: Rounds, or commits of whole batches, of a warm-up and a cosine to 0.
+        schedule: Rounds, or commits of whole batches, of a warm-up and a cosine to 0, if exchanges cost nothing.
         sizes: The samples of each worker's batch, which takes that share of its time; 0: it takes no part.
         first: How many gradients of a round are used; only with backup workers.
         settings: More settings of this server.
