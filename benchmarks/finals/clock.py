@@ -64,6 +64,9 @@ class Clock:
         seed: Of their times.
         policy: What the server does.
         limit: Units after which the run ends.
+
+    Attributes:
+        rounds: The rounds by commits so far, each commit counted as w/n.
     """
 
     profile: Profile
@@ -71,6 +74,7 @@ class Clock:
     seed: int
     policy: Policy
     limit: float
+    rounds: float = field(default=0.0, init=False)
     _order: int = field(default=0, init=False)
 
     def events(self) -> list[Event]:
@@ -85,7 +89,7 @@ class Clock:
         self._times = [self.profile.times(self.seed, worker, self.workers) for worker in range(self.workers)]
         self._heap: list[tuple[float, int, int, int, int]] = []  # time, order, worker, life, samples; none: it joins
         self._lives, self._steps = [0] * self.workers, [0] * self.workers
-        self._done, self._own, self._rounds = 0.0, [0.0] * self.workers, 0.0
+        self._done, self._own, self.rounds = 0.0, [0.0] * self.workers, 0.0
         kills, killed, now = self.profile.kills(self.workers), 0, 0.0
         for worker in range(self.workers):
             yield self._release(worker, 0.0)
@@ -127,9 +131,9 @@ class Clock:
         self._timetable.arrived(lease, now, share)
         yield Event(now, worker, size, self._steps[worker] - 1)
         self._done += share
-        self._rounds += share / max(1.0, self._done - self._own[worker])
+        self.rounds += share / max(1.0, self._done - self._own[worker])
         self._own[worker] = self._done
-        waits = not self.policy.until or self._rounds < self.policy.until
+        waits = not self.policy.until or self.rounds < self.policy.until
         if not (waits and self._rendezvous.hold(lease, now)):
             yield self._release(worker, now)
 

@@ -21,13 +21,15 @@ def draw(folder: Path) -> Path:
     known = [(program, stored(folder, program.name)) for program in programs]
     measured = [each for each in known if seeds(each[1])]
     lines = sorted(program.lines for program in programs)
-    worse = [program.name for program, results in measured if gain(program, results) < -noise(results)]
+    behind, worse = (
+        [program.name for program, results in measured if gain(program, results, kind) < -noise(results)]
+        for kind in ("three", "longer")
+    )
     return filled(
         Path(__file__).with_name("page.txt"), folder.with_suffix(".md"),
         table=ported_table(measured), programs=count(len(programs), "program"), median=short(median(lines or [0])),
         most=max(lines, default=0), several=sum(len(seeds(results)) >= 3 for _, results in known),
-        worse=", ".join(worse) or "none", behind=sum(gain(program, results, "three") < 0 for program, results in measured),
-        measured=len(measured), notes=_notes(programs),
+        worse=", ".join(worse) or "none", behind=len(behind), measured=len(measured), notes=_notes(programs),
         dealt=", ".join(program.name for program in programs if program.together),
         missing=", ".join(program.name for program, results in known if not seeds(results)) or "none",
     )  # fmt: skip
