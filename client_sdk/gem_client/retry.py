@@ -56,6 +56,7 @@ class Retry:
         self,
         attempt: Callable[[], T],
         on_failure: Callable[[GemError, float], None] = lambda error, left: None,
+        on_recovery: Callable[[], None] = lambda: None,
         temporary: tuple[type[GemError], ...] = RETRYABLE,
     ) -> T:
         """Calls `attempt` until it succeeds, and returns its result.
@@ -63,17 +64,22 @@ class Retry:
         Args:
             attempt: The call to make. It must be safe to repeat.
             on_failure: Called after each temporary error, with the error and the seconds until this gives up.
+            on_recovery: Called before this returns, if there was a temporary error.
             temporary: The errors after which to try again.
 
         Raises:
             TransportError, Overloaded: Or what else is `temporary`: the last temporary error, after `give_up_after` seconds.
             GemError: Any other error, at once.
         """
-        began, bound = self.clock(), self.first_pause
+        began, bound, failed = self.clock(), self.first_pause, False
         while True:
             try:
-                return attempt()
+                result = attempt()
+                if failed:
+                    on_recovery()
+                return result
             except temporary as error:
+                failed = True
                 pause = self.uniform(0, bound)
                 left = began + self.give_up_after - self.clock()
                 if pause > left:
@@ -86,15 +92,31 @@ class Retry:
                 bound = min(2 * bound, self.longest_pause)
 
 
-def logging_failures(who: str, clock: Callable[[], float] = time.monotonic) -> Callable[[GemError, float], None]:
-    """Returns a callback for `Retry.call` that logs the failures, each type of error at most once in `REMIND_SECONDS`. Several
-    threads may share it."""
-    logged: dict[type[GemError], float] = {}  # when
+class FailureLog:
+    """Logs the failures of calls, each type of error at most once in `REMIND_SECONDS`, and then that the server answers again.
+    Several threads may share it.
 
-    def report(error: GemError, left: float) -> None:
-        now = clock()
-        if now - logged.get(type(error), -math.inf) >= REMIND_SECONDS:
-            logged[type(error)] = now
-            log.warning("%s: %s; trying again, %s", who, error, "for ever" if left == math.inf else f"for {left:.0f} s more")
+    Args:
+        who: The worker's name.
+        clock: Returns monotonic seconds.
+    """
 
-    return report
+    def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._who, self._clock = who, clock
+        self._logged: dict[type[GemError], float] = {}  # when
+        self._since: float | None = None  # when the first of the failures was, that no success has followed
+
+    def failed(self, error: GemError, left: float) -> None:
+        """A call has failed; it is tried again for `left` seconds."""
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        if now - self._logged.get(type(error), -math.inf) >= REMIND_SECONDS:
+            self._logged[type(error)] = now
+            until = "for ever" if left == math.inf else f"for {left:.0f} s more"
+            log.warning("%s: %s; trying again, %s", self._who, error, until)
+
+    def recovered(self) -> None:
+        """A call has succeeded after failures."""
+        since, self._since = self._since, None
+        if since is not None:
+            log.warning("%s: the server answers again, after %.1f s", self._who, self._clock() - since)

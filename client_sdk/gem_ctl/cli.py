@@ -259,7 +259,8 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
 @click.pass_obj
 def report(target: Target, run: Path | None, out: Path | None) -> None:
-    """Writes a report of a run to OUT: one self-contained HTML page with curves and settings. The server need not be running.
+    """Writes a report of a run to OUT: one self-contained HTML page with curves and, of gem-train, settings. The server need
+    not be running.
 
     RUN is the folder of a run of gem-train, or the file that gem-server --history writes, or the folder with that file. The
     default is the newest run in the folder --runs. Grafana's dashboards show what Prometheus has of a run.
@@ -274,6 +275,8 @@ def report(target: Target, run: Path | None, out: Path | None) -> None:
     """
     if run is not None and out is None and is_page(run):
         run, out = None, run
+    if out is not None and not is_page(out):
+        raise click.UsageError(f"a report is a page: give it a name that ends in .html, not {out}")
     folder = run or newest_run(target.runs)
     if folder is None:
         raise click.UsageError(f"there is no run of gem-train in {target.runs}: name a run's folder or a history file")

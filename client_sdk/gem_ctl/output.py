@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -42,6 +43,8 @@ def write_and_tell(out: Path, content: bytes, what: str) -> None:
 def replace(path: Path, write: Callable[[Path], object]) -> None:
     """Has `write` make a file beside `path`, and puts it there once it is whole. What `write` raises leaves no file behind."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))  # not the scratch file's name
     try:
         write(scratch)
         scratch.replace(path)

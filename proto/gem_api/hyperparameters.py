@@ -102,7 +102,7 @@ class Hyperparameters:
         help="Momentum μ: of the proxy (gem), or of each worker (dana).")
     kappa: float = _declare(1.0, option="rule", key="kappa", values=Range(gt=0),
         other_defaults={("optimizer", name): 1.5 for name in _NOT_SGD},
-        help="Amplification κ of the proxy (gem). With another optimizer than sgd it is multiplied by √n, with n = τ + 1.")
+        help="Amplification κ of the proxy (gem). With another optimizer than sgd it is multiplied by √n (docs/method.md).")
     epsilon: float = _declare(1e-16, option="rule", key="epsilon", values=Range(gt=0),
         other_defaults={("snapshot", "reference"): 1e-12},  # the authors' code
         help="ε in the denominator of the scaling factor π (gem).")

@@ -38,7 +38,7 @@ class Schedule:
         return ", then ".join(parts) + " commits of whole batches" if parts else "constant"
 
 
-_NEAR = 0.1  # of the run's commits: a schedule that ends this close to its end fits it
+_NEAR = 0.1  # of the commits that are left: a schedule that ends this close to its end fits it
 _SMALLEST = 1e-30  # a rate, or a factor of one, that another is divided by: steps with a smaller one are nearly 0 in float32
 
 
@@ -102,20 +102,23 @@ def server_rate(hyperparameters: Hyperparameters, version: float) -> float | Non
     return None if hyperparameters.optimizer == "worker" else rate(hyperparameters, version)
 
 
-def misfit(hyperparameters: Hyperparameters, commits: float) -> str:
-    """How a schedule misses the end of a run of that many commits, and what to set. Empty if the two are within 10 %, if the
-    schedule has no end, or if the server applies none."""
+def misfit(hyperparameters: Hyperparameters, commits: float, done: float = 0.0) -> str:
+    """How a schedule misses the end of a run of that many commits, of which `done` were made before this start of the server,
+    and what to set. Empty if the two are within 10 % of what is left, if the schedule has no end, or if the server applies
+    none."""
     length = hyperparameters.warmup_versions + hyperparameters.decay_versions
     ends = hyperparameters.schedule in ("cosine", "onecycle") and hyperparameters.optimizer != "worker"
-    if not ends or abs(length - commits) <= _NEAR * commits:
+    if not ends or abs(length - commits) <= _NEAR * (commits - done):
         return ""
     at_end = f"{rate(hyperparameters, commits):.3g}"
     if length < commits:
-        how = f"ends after about {100 * length / commits:.0f} % of the run; the learning rate is {at_end} from then on"
+        part, of = 100 * max(0.0, length - done) / (commits - done), "what is left of the run" if done else "the run"
+        how = f"ends after about {part:.0f} % of {of}; the learning rate is {at_end} from then on"
     else:
         how = f"is only {100 * commits / length:.0f} % done at the run's end; the learning rate is still {at_end} then"
     return (
-        f"the schedule {how}: give the loop's scheduler {commits:.0f} steps, or the server this --schedule, or change --epochs"
+        f"the schedule {how}: restart the server with --resume and this --schedule, or other --epochs; in another run give the "
+        f"loop's scheduler {commits:.0f} steps"
     )
 
 

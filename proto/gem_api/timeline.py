@@ -15,6 +15,7 @@ SAMPLE_SECONDS = 0.25  # between two samples
 _DECAY = 0.98  # about the last 50 values
 _RATE_SECONDS = 5.0  # that commits a second are counted over
 _LONGEST_PAUSE = 60.0  # seconds; a longer time between two commits of a history counts as this: the server was probably down
+_STILL = 9  # samples of such a pause: of a bin with a commit too, the curve shows what that says
 _ROUNDS = 5  # that a worker's next commit may take and the worker is still at work
 _MOST_AWAITED = 1e4  # staleness that this counts with, so that few commits are remembered
 _SMOOTHED = ("loss", "pi_median", "staleness")
@@ -115,19 +116,34 @@ class Timeline:
         shown = [columns.get(name, unknown).tolist() for name in self._smoothed]
         versions = columns["version"].tolist()
         dues = _dues(columns["version"], columns.get("staleness", unknown)) if workers else []
-        moments, samples, begin = [], [], 0
-        for at, moment in enumerate(seconds, 1):
-            if moment < self._next and at < len(seconds):
-                continue
+        moments, begin = list[float](), 0
+        samples = list[dict[str, float | None]]()
+
+        def take(end: int) -> None:
             for average, column in zip(self._smoothed.values(), shown, strict=True):
-                for value in column[begin:at]:
+                for value in column[begin:end]:
                     average.add(value)
-            for version, second in zip(versions[begin:at], seconds[begin:at], strict=True):
+            for version, second in zip(versions[begin:end], seconds[begin:end], strict=True):
                 self._rate.add(version, second)
-            for due, worker in zip(dues[begin:at], workers[begin:at], strict=True):
+            for due, worker in zip(dues[begin:end], workers[begin:end], strict=True):
                 self._due[worker] = due
                 heappush(self._dues, (due, worker))
-            self._version, self.seconds, begin = versions[at - 1], moment, at
+            if end > begin:
+                self._version, self.seconds = versions[end - 1], seconds[end - 1]
+
+        for at, moment in enumerate(seconds, 1):
+            paused = passed[at - 1] > _LONGEST_PAUSE
+            if moment < self._next and at < len(seconds) and not paused:
+                continue
+            if paused:  # nobody is at work between the last commit before it and this one
+                take(at - 1)
+                begin = at - 1
+                moments += np.linspace(self.seconds, moment, _STILL + 2)[1:-1].tolist()
+                still: dict[str, float | None] = {"version": self._version, "commits_per_second": 0.0, "workers": 0.0}
+                samples += _STILL * [still]
+                self._rate, self._due, self._dues = Rate(), {}, []
+            take(at)
+            begin = at
             if moment >= self._next:
                 self._next = moment + SAMPLE_SECONDS
                 moments.append(moment)

@@ -132,6 +132,7 @@ class Server:
             self._end_unfit_leases()
             opened.pop_all()
         self._said_complete = self._checked_schedule = self._checked_end = False
+        self._begun = self.core.central.progress  # a resumed run's, at this start
         self._chores: list[asyncio.Task[None]] = []
         self._applying: asyncio.Task[None]  # from `start` on
         self._logging: asyncio.Task[None] | None = None
@@ -197,7 +198,7 @@ class Server:
         either: list[asyncio.Future[Any]] = [asyncio.wrap_future(compiled), stopping]
         done, _ = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=_SLOW_SECONDS)
         if not done:
-            self._logger.info("compiling the update pass: once for each installation, in a minute or so")
+            self._logger.info("loading the update pass, or compiling it: in a minute or so, once for each installation")
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not compiled.done():
@@ -268,9 +269,9 @@ class Server:
         complete = core.part.leads and not core.leases.live and core.complete
         if complete and not self._said_complete:
             self._logger.info(
-                "run complete: save the model with `gem-ctl pull model.safetensors`, end the server with `gem-ctl drain`. More "
-                "--epochs with --resume continue the run; a new one needs another folder for its checkpoints, or in containers "
-                "`docker compose down --volumes`",
+                "run complete: save the model with `gem-ctl pull model.safetensors`, end the server with `gem-ctl drain`. To "
+                "go on, start it with --resume, more --epochs and, if it has one, a longer --schedule; a new run needs another "
+                "folder for its checkpoints, or in containers `docker compose down --volumes`",
                 version=core.central.version,
             )  # fmt: skip
         self._said_complete = complete
@@ -281,7 +282,7 @@ class Server:
         if commits is None:
             return
         self._checked_schedule = True
-        if what := misfit(self.core.settings, commits):
+        if what := misfit(self.core.settings, commits, self._begun):
             length = max(1, round(commits) - self.core.settings.warmup_versions)
             self._logger.warning(what, schedule=written(replace(self.core.settings, decay_versions=length))["schedule"])
 

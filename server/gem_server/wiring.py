@@ -86,7 +86,7 @@ class Wiring:
         listener = Listener(config.lane_address, config.memory_socket, clock, logger, insist=config.lane_listen is not None)
         opened.callback(listener.close)
         history = config.history_file
-        self.history = open_history(history, core.next_ticket, wall, logger) if history else None
+        self.history = open_history(history, core.next_ticket, wall, logger, written is not None) if history else None
         if self.history:
             opened.callback(self.history.close)
         self.progress, self.traffic = new_progress(core, clock(), wall(), written), Traffic()
@@ -101,7 +101,7 @@ class Wiring:
         observers = [self.progress.applied, self.metrics.applied]
         if self.history:
             observers.append(self.history.applied)
-            self.progress.keep = self.history.evaluations.add
+            self.progress.evaluation, self.progress.keep = self.history.evaluations.last, self.history.evaluations.add
         self.apply_loop = ApplyLoop(core, clock, observers, [self.progress.waited, self.metrics.waited])
 
         log = make_log(config, core.run_id, last_record)

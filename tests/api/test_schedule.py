@@ -44,6 +44,14 @@ def test_the_factor_of_the_learning_rate(what: str) -> None:
     assert {version: factor(settings, version) for version in factors} == pytest.approx(factors, abs=1e-15)
 
 
+def test_after_a_resume_what_is_left_counts() -> None:
+    """The schedule has ended where the first start's epochs did; 4 % more of them would all be at rate 0."""
+    settings = Hyperparameters(learning_rate=1.0, schedule="cosine", decay_versions=100, decay_factor=0.0)
+    assert misfit(settings, 104.0) == ""
+    assert "ends after about 0 % of what is left of the run; the learning rate is 0 from" in misfit(settings, 104.0, 100.0)
+    assert misfit(settings, 104.0, 50.0) == ""
+
+
 @pytest.mark.parametrize(
     ("schedule", "optimizer", "commits", "said"),
     [

@@ -194,7 +194,7 @@ def test_a_plain_loop_commits_gradients_to_the_servers_adamw() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda m: torch.optim.RMSprop(m.parameters()), r"the server has no RMSprop: use SGD, Adam, AdamW, Lion"),
+        (lambda m: torch.optim.RMSprop(m.parameters()), r"the server has no RMSprop: use Adam, AdamW, Lion, or SGD"),
         (
             lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
             r"the server has no momentum=0\.9 for all workers, because .* diverges: give the parameters .*--rule gem:momentum",

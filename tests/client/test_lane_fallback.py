@@ -322,7 +322,8 @@ def test_a_lane_whose_port_falls_silent_leaves_its_commit_to_grpc(
         over.set()
         assert (answer.version, session.transport, session.generation) == (1, "grpc", 1)
         assert (len(tries), outcomes(live)) == (1, {"applied": 1})
-    silent, fallen_back = warnings_of(caplog)
+    silent, fallen_back, again = warnings_of(caplog)
+    assert "the server answers again, after" in again
     assert "the connection to the server broke: the server's port for it does not answer any more; trying again" in silent
     assert fallen_back.startswith("commits go over gRPC, which is slower: can't open a lane (")
 

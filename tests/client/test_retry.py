@@ -24,7 +24,7 @@ from gem_client import (
     SequenceGap,
     ServerUnavailable,
 )
-from gem_client.retry import logging_failures
+from gem_client.retry import FailureLog
 
 
 class Time:
@@ -141,7 +141,8 @@ def test_while_it_lasts_an_error_is_logged_every_half_minute_and_one_of_another_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     time = Time()
-    report = logging_failures("ann", lambda: time.now)
+    failures = FailureLog("ann", lambda: time.now)
+    report = failures.failed
     with caplog.at_level(logging.WARNING, "gem_client"), pytest.raises(Overloaded):
         time.retry(give_up_after=80.0, first_pause=5.0).call(always(Overloaded("full")), report)
     assert len(time.pauses) == 16
@@ -149,3 +150,12 @@ def test_while_it_lasts_an_error_is_logged_every_half_minute_and_one_of_another_
     report(Draining("ends"), math.inf)
     report(Overloaded("still full"), 1.0)
     assert caplog.messages[3:] == ["ann: ends; trying again, for ever"]
+
+
+def test_that_the_server_answers_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    time = Time()
+    failures = FailureLog("ann", lambda: time.now)
+    retry = time.retry(first_pause=2.0)
+    for errors in (2, 0, 0):
+        retry.call(failing(*[ServerUnavailable("down")] * errors), failures.failed, failures.recovered)
+    assert caplog.messages[1:] == [f"ann: the server answers again, after {sum(time.pauses):.1f} s"]

@@ -179,6 +179,17 @@ def test_the_totals_are_those_of_a_plain_loop(size: int, tmp_path: Path) -> None
         assert totals.last[number] == own[-1][0]
 
 
+def test_in_a_pause_nobody_is_at_work_and_those_who_do_not_come_back_are_not_either(tmp_path: Path) -> None:
+    """Three workers commit in turns; an hour after commit 90 one goes on alone."""
+    lines = [line(n, "abc"[n % 3], 2, unix_seconds=BEGIN + n) for n in range(1, 91)]
+    lines += [line(n, "a", 0, unix_seconds=BEGIN + 3600 + n) for n in range(91, 121)]
+    columns = read_commits(history(tmp_path / "h.csv", lines)).timeline.columns()
+    found = list(zip(*(columns[name] for name in ("seconds", "workers", "commits_per_second")), strict=True))
+    assert {workers for second, workers, _ in found if 10 < second < 88} == {3}
+    assert {(workers, rate) for second, workers, rate in found if 92 < second < 146} == {(0, 0)}
+    assert {workers for second, workers, _ in found if second > 150} == {1}
+
+
 def test_workers_at_work_are_those_whose_last_commit_is_not_long_ago(tmp_path: Path) -> None:
     """Three workers commit in turns. One is away from commit 101 to 200."""
     names = ["abc"[n % 3] if not 100 < n <= 200 else "ab"[n % 2] for n in range(1, 301)]

@@ -62,12 +62,12 @@ def reasons(log: Lines, level: str) -> list[str]:
 
 
 def begun(path: Path, next_ticket: int) -> History:
-    return History(path, next_ticket, lambda: 1700000000.25, structlog.get_logger())
+    return History(path, next_ticket, lambda: 1700000000.25, structlog.get_logger(), resumed=next_ticket > 1)
 
 
 def taken_over(path: Path, next_ticket: int) -> History:
     """The history of a server that starts with it."""
-    history = open_history(path, next_ticket, lambda: 0.0, structlog.get_logger())
+    history = open_history(path, next_ticket, lambda: 0.0, structlog.get_logger(), resumed=True)
     assert history is not None
     return history
 
@@ -200,13 +200,35 @@ def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(path: Path, log: 
     assert path.read_text().count("version,ticket") == 1
 
 
+def test_a_crash_that_takes_everything_is_told_and_the_file_is_that_of_the_same_run(path: Path, log: Lines) -> None:
+    history = write_commits(training(), path, 3)
+    history.evaluations.add(Evaluation(3, 0.5, None))
+    history.close()
+    again = taken_over(path, 1)
+    assert (versions(path), again.evaluations.last) == ([], None)
+    assert [(line["commits"], line["versions"]) for line in log if "the crash has taken" in line["event"]] == [(3, "1 to 3")]
+    assert not path.with_name("history.csv.old").exists()
+    again.close()
+
+
+@pytest.mark.parametrize("content", ["[", "7", '[{"version": 1}]', '[{"version": 1, "loss": "x", "accuracy": null}]', "[null]"])
+def test_a_damaged_file_of_evaluations_begins_anew(content: str, path: Path) -> None:
+    write_commits(training(), path, 3).close()
+    evaluations_beside(path).write_text(content)
+    history = taken_over(path, 4)
+    assert history.evaluations.known == []
+    history.evaluations.add(Evaluation(3, 0.5, None))
+    history.close()
+    assert len(evaluations(path)) == 1
+
+
 def test_a_resumed_run_gives_the_tickets_of_discarded_commits_only_once(path: Path) -> None:
     """Their lines have the version of the checkpoint, and a crash undid them all the same."""
     core = make_core(Hyperparameters(rule="ringmaster", rule_options="threshold=1"))
     start(core, ["ann", "bob"])
     write_commits(core, path, 1).close()
     for _ in range(2):
-        history = History(path, 2, lambda: 0.0, structlog.get_logger())
+        history = History(path, 2, lambda: 0.0, structlog.get_logger(), resumed=True)
         core.next_ticket = 2
         lease = core.leases.get("lease-2")
         lease.base_version, lease.sequence = 0, 0
@@ -290,7 +312,7 @@ def test_a_long_history_is_taken_over_in_little_memory(path: Path) -> None:
     size = path.stat().st_size
     tracemalloc.start()
     try:
-        history = History(path, count + 1, lambda: 0.0, structlog.get_logger())
+        history = History(path, count + 1, lambda: 0.0, structlog.get_logger(), resumed=True)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -317,7 +339,7 @@ def test_a_server_starts_without_a_history_it_cannot_write(occupy: Callable[[Pat
     path = tmp_path / "folder" / "history.csv"
     path.parent.mkdir()
     occupy(path)
-    assert open_history(path, 4, lambda: 0.0, structlog.get_logger()) is None
+    assert open_history(path, 4, lambda: 0.0, structlog.get_logger(), resumed=True) is None
     assert len(reasons(log, "warning")) == 1
     assert not (tmp_path / "folder" / "history.csv.old").exists()
     with serving(config(history=path)) as live, wired(live) as wire:

@@ -232,14 +232,14 @@ def test_every_evaluation_of_a_history_is_on_the_curves() -> None:
 def test_a_resumed_run_shows_its_earlier_curve(watched: Watched, tmp_path: Path) -> None:
     path = tmp_path / "history.csv"
     now = [1.7e9]
-    history = History(path, 1, lambda: now[0], structlog.get_logger())
+    history = History(path, 1, lambda: now[0], structlog.get_logger(), resumed=False)
     for number in range(200):
         now[0] += 0.5
         sequence = watched.core.leases.get("lease-1").sequence + 1
         history.applied(commit(watched.core, "lease-1", sequence, 1.0, loss=2.0 + number), NO_TIME)
     history.close()
 
-    again = History(path, 201, lambda: 0.0, structlog.get_logger())
+    again = History(path, 201, lambda: 0.0, structlog.get_logger(), resumed=True)
     again.close()
     resumed = Watched(watched.core, earlier=again.earlier)
     status = resumed.view.read(curves=True)

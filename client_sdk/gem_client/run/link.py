@@ -20,7 +20,7 @@ from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import Encoder, Format
 
-from gem_client.retry import RETRYABLE, Retry, logging_failures
+from gem_client.retry import RETRYABLE, FailureLog, Retry
 from gem_client.run.encoded import EncodedPart, EncodedUpdate
 from gem_client.run.pending_commit import PendingCommit
 from gem_client.transport.connection import Connection, Standing
@@ -50,7 +50,7 @@ class Caller:
     standing: Standing = field(default_factory=Standing)
 
     def __post_init__(self) -> None:
-        self._log_failure = logging_failures(self.name)  # one for all threads: an outage is one line, not one for each
+        self._failures = FailureLog(self.name)  # one for all threads: an outage is one line, not one for each
 
     def require_open(self) -> None:
         """Raises InvalidRequest once the session has ended."""
@@ -68,11 +68,11 @@ class Caller:
 
         def report(error: GemError, left: float) -> None:
             self.require_open()
-            self._log_failure(error, left)
+            self._failures.failed(error, left)
 
         retry = replace(self.retry, sleep=pause) if pause and self.retry.sleep is time.sleep else self.retry
         with self.standing.calling():
-            return retry.call(attempt, report, temporary)
+            return retry.call(attempt, report, self._failures.recovered, temporary)
 
 
 class Link:

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gem_client.torch.arguments import is_optimizer, require_names, require_own_parameters
 from gem_client.torch.parameters import Parameters, require_apart, trained_and_frozen
-from gem_client.torch.schedules import name_of_rate, schedule_of
+from gem_client.torch.schedules import EACH_ITS_OWN, name_of_rate, schedule_of
 
 log = logging.getLogger("gem_client")
 On = Literal["worker", "server"]
@@ -50,7 +50,7 @@ class OptimizerSpec:
         choice: Its description for the server; None: parameters alone.
         groups: The tensors whose learning rate or weight decay differs from the others', by name.
         factors: The learning rate of each parameter group, as a share of the run's.
-        not_offered: Why the server could not make the steps of this optimizer instead; empty if nobody has asked that.
+        not_offered: Why the server can't make its steps instead, if that is a scheduler that the worker has kept; else empty.
     """
 
     trained: dict[str, Tensor]
@@ -95,7 +95,8 @@ def ways_to_train(
         return [describe_optimizer(params, "server", given), own]
     except InvalidRequest as error:
         log.info("this worker makes the steps of its %s itself: %s", type(own.inner).__name__, error)
-        return [replace(own, not_offered=str(error))]
+        scheduled = any("initial_lr" in group for group in own.inner.param_groups)
+        return [replace(own, not_offered=str(error) if scheduled else "")]
 
 
 def _require_same_steps(optimizer: torch.optim.Optimizer) -> None:
@@ -173,10 +174,7 @@ def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
 def _choice(optimizer: torch.optim.Optimizer, rate: float, decay: float) -> OptimizerChoice:
     kind = type(optimizer).__name__
     if kind not in _ON_SERVER:
-        raise InvalidRequest(
-            f'the server has no {kind}: use {", ".join(_ON_SERVER)}, or leave out on="server", so that each worker makes its '
-            "own steps"
-        )
+        raise InvalidRequest(f"the server has no {kind}: use Adam, AdamW, Lion, or SGD without momentum; or {EACH_ITS_OWN}")
     decoupled = any(group.get("decoupled_weight_decay") for group in optimizer.param_groups)
     name, known = _ON_SERVER["AdamW" if decoupled else kind]
     settings = [_options(group) for group in optimizer.param_groups]
@@ -192,14 +190,11 @@ def _options(group: Mapping[str, Any]) -> dict[str, float]:
         raise InvalidRequest(
             f"the server has no momentum={momentum} for all workers, because it adds up their stale steps, and training "
             "diverges: give the parameters alone, and the server's default rule (gem) keeps a momentum for each worker "
-            '(--rule gem:momentum=…); or leave out on="server"'
+            f"(--rule gem:momentum=…); or {EACH_ITS_OWN}"
         )
     for name, neutral in _WITHOUT_EQUIVALENT.items():
         if group.get(name, neutral) != neutral:
-            raise InvalidRequest(
-                f'the server has no {name}={group[name]}: leave it out, or leave out on="server", so that each worker makes '
-                "its own steps"
-            )
+            raise InvalidRequest(f"the server has no {name}={group[name]}: leave it out, or {EACH_ITS_OWN}")
     beta1, beta2 = map(float, group.get("betas", (0.0, 0.0)))
     return {"beta1": beta1, "beta2": beta2, "epsilon": float(group.get("eps", 0.0))}
 

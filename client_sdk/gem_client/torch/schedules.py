@@ -16,6 +16,7 @@ _RECOGNISED = (
     "CosineAnnealingLR, StepLR, LinearLR as a warm-up, SequentialLR of such a LinearLR and one of the other two, or "
     "OneCycleLR with cycle_momentum=False"
 )
+EACH_ITS_OWN = 'have each worker make its own steps: on="worker", without schedule='
 
 
 def name_of_rate(scheduler: LRScheduler | None) -> str:
@@ -41,10 +42,7 @@ def schedule_of(scheduler: LRScheduler, optimizer: torch.optim.Optimizer) -> Sch
         )
     read = _READ.get(type(scheduler))
     if read is None:
-        raise InvalidRequest(
-            f'the server can\'t follow {type(scheduler).__name__}: use {_RECOGNISED}, or leave out on="server", so that each '
-            "worker makes its own steps"
-        )
+        raise InvalidRequest(f"the server can't follow {type(scheduler).__name__}: use {_RECOGNISED}, or {EACH_ITS_OWN}")
     return read(scheduler)
 
 

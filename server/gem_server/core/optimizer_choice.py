@@ -65,7 +65,10 @@ def require_agreement(settings: Hyperparameters, choice: Choice, stated: Collect
             )
     run, schedule = Schedule.of(settings), _schedule(choice, stated)
     if schedule is not None and schedule != run:
-        raise InvalidRequest(f"this run's schedule is {run}, and the worker brings {schedule}: give all workers the same")
+        raise InvalidRequest(
+            f"this run's schedule is {run}, and the worker brings {schedule}: give all workers the same, "
+            "or restart the server with --resume and a --schedule, which counts instead"
+        )
 
 
 def _as_settings(choice: OptimizerChoice, stated: Collection[str]) -> dict[str, Any]:

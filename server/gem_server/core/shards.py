@@ -75,7 +75,10 @@ class Deck:
 
     @property
     def complete(self) -> bool:
-        dealt_out = bool(self.epochs) and self.epoch == self.epochs - 1 and self.next >= self.samples
+        last = self.epochs - 1
+        dealt_out = last >= 0 and (
+            self.epoch > last or (self.epoch == last and self.next >= self.samples)
+        )  # or resumed with less
         return dealt_out and not self.returned and not self.held
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gem_api.process.addresses import DEFAULT_PORT, address_for_others, is_loopback
+from gem_api.process.addresses import DEFAULT_PORT, address_for_others, host_and_port, is_loopback, is_unix
 
 from gem_server.security.tls import TlsFiles
 
@@ -39,7 +39,8 @@ def what_is_open(
 def how_to_join(listen: str, tokens: Path | None, tls: TlsFiles | None) -> str:
     """A line that says how a worker on another machine joins, or that none can. `listen` names the port that is served."""
     if is_loopback(listen):
-        return f"only workers on this machine can join: --listen 0.0.0.0:{DEFAULT_PORT} lets those of other machines in"
+        port = DEFAULT_PORT if is_unix(listen) else host_and_port(listen)[1]
+        return f"only workers on this machine can join: --listen 0.0.0.0:{port} lets those of other machines in"
     certificate = "GEM_TLS_CERT=worker.pem GEM_TLS_KEY=worker.key " * bool(tls is not None and tls.client_ca)
     flags = " --token-file token" * (tokens is not None) + " --tls-ca ca.pem" * (tls is not None)
     worker = f"{certificate}gem-worker --server {address_for_others(listen)} --task my_task:Sine{flags}"

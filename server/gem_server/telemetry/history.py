@@ -33,6 +33,7 @@ class History:
     Args:
         path: The file. Lines from `next_ticket` on are left over from a crash, and are removed first.
         next_ticket: Ticket of the run's next commit.
+        resumed: Whether the run goes on from a checkpoint; else the file is another run's.
         wall: Returns Unix seconds.
         logger: Reports lines that could not be written. Training continues without them.
 
@@ -44,7 +45,7 @@ class History:
         evaluations: The file of the evaluations, which is written with the lines.
     """
 
-    def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> None:
+    def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger, resumed: bool) -> None:
         self._wall = wall
         self._logger = logger
         self._path = path
@@ -62,7 +63,7 @@ class History:
         self._newest = math.inf  # version of the last commit that a resumed run has, as far as the file tells
         try:
             csv.writer(self._file).writerow(COLUMNS)
-            whole = next_ticket > 1 and path.exists() and self._copy_lines_before(next_ticket)
+            whole = resumed and path.exists() and self._copy_lines_before(next_ticket)
             self._file.flush()
             self._end = os.fstat(self._file.fileno()).st_size  # of the lines that are whole
             if not whole and path.exists():
@@ -72,11 +73,13 @@ class History:
             with suppress(OSError):  # the disk may refuse the buffered lines again
                 self._file.close()
             raise
-        self.evaluations = EvaluationFile(path, self._newest if next_ticket > 1 else None)
+        self.evaluations = EvaluationFile(path, self._newest if resumed else None)
+        for each in self.evaluations.known:
+            self.earlier.evaluated(each.version, each.loss, each.accuracy)
 
     def _copy_lines_before(self, next_ticket: int) -> bool:
-        """Copies the lines of commits before a ticket. Returns whether the old file is of no more use: it has such lines, and
-        no damaged ones."""
+        """Copies the lines of commits before a ticket. Returns whether the old file is of no more use: it has lines of this
+        run, and no damaged ones."""
         kept = damaged = 0
         why, gone = "", list[float]()
         try:
@@ -90,7 +93,7 @@ class History:
                 if before.any():
                     self._newest = float(piece.columns["version"][before].max())
                 kept += int(before.sum())
-                gone += piece.columns["version"][tickets >= next_ticket].tolist()
+                gone += piece.columns["version"][np.isfinite(tickets) & ~before].tolist()
                 damaged += piece.damaged + int((~np.isfinite(tickets)).sum())
         except HistoryError as error:
             why = str(error)
@@ -100,12 +103,14 @@ class History:
                 path=str(self._path),
                 why=why or f"{damaged} of its lines can't be read",
             )
-        if gone and kept:
+        if not kept and gone:
+            self._newest = 0.0
+        if gone:
             self._logger.warning(
                 "the history had commits that the crash has taken; their lines are removed", commits=len(gone),
                 versions=f"{min(gone):.0f} to {max(gone):.0f}",
             )  # fmt: skip
-        return bool(kept) and not damaged and not why
+        return bool(kept or gone) and not damaged and not why
 
     def applied(self, applied: Applied, times: CommitTimes) -> None:
         pi = applied.pi
@@ -170,10 +175,10 @@ class History:
             )
 
 
-def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> History | None:
+def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger, resumed: bool) -> History | None:
     """Opens the history. If it can't be written, logs a warning and returns None. Arguments as for `History`."""
     try:
-        return History(path, next_ticket, wall, logger)
+        return History(path, next_ticket, wall, logger, resumed)
     except OSError as error:
         logger.warning("can't write the history file; continuing without it: check --history", path=str(path), why=str(error))
         return None

@@ -12,7 +12,7 @@ from gem_api.layout import NAME_TENSORS, Layout, Vector
 from gem_api.process import logs
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError, NotInitialized, Retry, Session, connect
-from gem_client.retry import logging_failures
+from gem_client.retry import FailureLog
 from gem_client.torch import update_statistics
 from gem_client.torch.parameters import plain_name
 from torch import Tensor, nn
@@ -178,9 +178,11 @@ def follow(options: dict[str, Any], security: dict[str, Any], log: logs.Logger) 
     except InvalidRequest as error:
         log.error("can't start", why=str(error))
         return EXIT_WRONG_USE
+    failures = FailureLog("the run's status")
     try:
         while True:
-            done = _evaluate_if_new(evaluator, retry.call(evaluator.admin.status, logging_failures("the run's status")), log)
+            status = retry.call(evaluator.admin.status, failures.failed, failures.recovered)
+            done = _evaluate_if_new(evaluator, status, log)
             if options["once"] and done:
                 return 0
             time.sleep(options["evaluate_every"])
@@ -194,7 +196,7 @@ def follow(options: dict[str, Any], security: dict[str, Any], log: logs.Logger) 
 def _evaluate_if_new(evaluator: RemoteEvaluator, status: pb.GetStatusResponse, log: logs.Logger) -> bool:
     """Evaluates θ if the server has no evaluation of its version; returns whether the server has a model.
 
-    Asks the server each time: a restarted server no longer knows earlier evaluations.
+    Asks the server each time: a restarted server may not know earlier evaluations.
     """
     if status.HasField("evaluation") and status.evaluation.version == status.version:
         return True

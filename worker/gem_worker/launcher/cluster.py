@@ -273,7 +273,7 @@ class Cluster:
             self.say(f"{worker.name} {how}")
         if worker.status == EXIT_DIVERGED and worker.name not in self.diverged:
             self.diverged.append(worker.name)
-            self.say(f"{worker.name} diverged: its gradient is no longer finite")
+            self.say(f"{worker.name} diverged: its gradient is no longer finite; lower --learning-rate")
         elif not over and worker.status not in self._ends(worker):
             self._stop_if_all_fail_alike(worker)
             self._restart_worker(worker, now)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from gem_api.process.tracing import each_in_a_span
 from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
-from gem_client.retry import logging_failures
+from gem_client.retry import FailureLog
 from gem_client.torch import Optimizer, ShardSampler
 from torch import nn
 from torch.utils.data import Dataset
@@ -26,8 +26,10 @@ log = logging.getLogger("gem_worker")
 
 def run_hyperparameters(address: str, retry: Retry, **credentials: Any) -> Hyperparameters:
     """Asks a server for the hyper-parameters of its run, without joining it; `credentials` as for `Admin`."""
+    failures = FailureLog("the run's settings")
     with Admin(address, **credentials) as admin:
-        return Hyperparameters.from_message(retry.call(admin.status, logging_failures("the run's settings")).hyperparameters)
+        status = retry.call(admin.status, failures.failed, failures.recovered)
+        return Hyperparameters.from_message(status.hyperparameters)
 
 
 class Start(NamedTuple):
