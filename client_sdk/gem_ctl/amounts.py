@@ -32,8 +32,8 @@ def numbers_of_workers(text: str) -> tuple[int, ...]:
 def bytes_per_second(text: str) -> float:
     """The speed of a link, from bits per second, with an optional suffix k, M, G or T, and "bit" if you like."""
     bits = _number(text, unit="(?<!B)(?:BPS|BIT(?:/S)?)")
-    if not 1 <= bits <= 1e15:
-        raise ValueError(f"{text!r} is not a number of bits per second; write 10G or 100M")
+    if not 1e3 <= bits <= 1e15:
+        raise ValueError(f"{text!r} is not a number of bits per second from 1k; write 10G or 100M")
     return bits / 8
 
 

@@ -141,8 +141,7 @@ class Hyperparameters:
     schedule: str = _declare("constant", "Rule", values=SCHEDULES, workers_use=True,
         help="How the learning rate changes with the commits, each counted as its share of a batch, such as "
         "cosine:versions=9400,warmup=100. step: it is multiplied by factor every `versions` commits; cosine: it falls to that "
-        "share within `versions` commits; onecycle: as cosine, and its warm-up is a cosine too. Unless given, a new run takes "
-        "the schedule of its first worker.")
+        "share within `versions` commits; onecycle: as cosine, and its warm-up is a cosine too.")
     warmup_versions: int = _declare(0, option="schedule", key="warmup", values=Range(ge=0, le=_MAX_COUNT), workers_use=True,
         help="Commits over which the learning rate first rises to its value.")
     warmup_factor: float = _declare(0.0, option="schedule", key="warmup_factor", values=Range(ge=0, le=1), workers_use=True,
@@ -154,7 +153,7 @@ class Hyperparameters:
     optimizer: str = _declare("sgd", "Rule", values=tuple(OPTIMIZERS), fixed=True, workers_use=True, status=("optimizer", "{}"),
         help="The optimizer whose steps the rules gem, downpour and adaptive apply. sgd, adam, adamw, lion: one on the server "
         "for all workers, with settings such as adamw:beta2=0.99; worker: each worker's own, and commits hold what its steps "
-        "changed. Unless given, a new run takes that of its first worker.")
+        "changed.")
     optimizer_options: str = _declare("", option="optimizer", fixed=True,
         help="The optimizer's settings, NAME=VALUE separated by spaces: beta1 and beta2 for adam, adamw and lion, epsilon for "
         "adam and adamw.")

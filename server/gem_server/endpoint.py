@@ -65,7 +65,7 @@ class Endpoint:
         self.health = Health()
         self._page = LivePage(registry, self.health)
         try:
-            tokens = TokenFile(config.tokens, logger) if config.tokens is not None else None
+            tokens = _tokens(config, logger)
             self.certificates = Certificates(config.tls, logger) if config.tls is not None else None
             self.access = Access(tokens, config.tls is not None and config.tls.client_ca is not None)
             self.port = _bind(self._server, config.listen, self.certificates)
@@ -107,6 +107,14 @@ class Endpoint:
     async def _set_health(self, status: int) -> None:
         for name in ("", TRAINING.full_name, ADMIN.full_name):
             await self._grpc_health.set(name, status)
+
+
+def _tokens(config: ServerConfig, logger: Logger) -> TokenFile | None:
+    """Raises ValueError, which names the option."""
+    try:
+        return TokenFile(config.tokens, logger) if config.tokens is not None else None
+    except ValueError as error:
+        raise ValueError(f"--tokens: {error}") from None
 
 
 _OTHER_PORT = "give another HOST:PORT with --listen, and beside another server with --metrics-listen too"

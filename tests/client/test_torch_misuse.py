@@ -97,7 +97,7 @@ SLIPS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda session: made(session).skip(), "has no sampler"),
     (after_the_end, "has left the run, by load_final or pull_final"),
     (lambda _: ANY_SAMPLER("host:1", Numbers(SAMPLES)), r"open one with gem_client.connect\('host:1'\)"),
-    (lambda session: ANY_SAMPLER(session, Endless()), "needs __len__ and __getitem__, which a Endless lacks"),
+    (lambda session: ANY_SAMPLER(session, Endless()), "needs __len__ and __getitem__, which an Endless lacks"),
     (lambda session: ANY_SAMPLER(session, iter([])), "needs __len__ and __getitem__"),
     (lambda session: ANY_SAMPLER(session, DataLoader(Numbers(SAMPLES))), "give the data set, not a DataLoader"),
 ]

@@ -164,6 +164,9 @@ class ServerSettings:
 # The hyper-parameters among the options that are used most, in the order of --help.
 _MOST_USED = ("epochs", "steps", "batch_size", "learning_rate", "optimizer")
 _SHARD_SIZE = "256, or the next multiple of --batch-size; with batch_variation at least 4 commits"
+_SHOWN = {
+    "shard_size": _SHARD_SIZE, "optimizer": "the first worker's, else sgd", "schedule": "the first worker's, else constant",
+}  # fmt: skip
 # Those whose default gem-train works out once it knows the others, and what users read about it.
 _WORKED_OUT = {"epochs": "40 for digits, else 1; 0 with --steps", "shard_size": _SHARD_SIZE}
 
@@ -188,7 +191,7 @@ def _of_hyperparameter(name: str) -> Setting:
     return Setting(
         name, ("server", "train"), of_hyperparameter(name), DEFAULTS[name],
         "Most used" if name in _MOST_USED else declared.heading,
-        help=declared.help, shown_default=_SHARD_SIZE if name == "shard_size" else shown, fixed=declared.fixed,
+        help=declared.help, shown_default=_SHOWN.get(name, shown), fixed=declared.fixed,
     )  # fmt: skip
 
 
