@@ -173,10 +173,14 @@ class Timeline:
         if version >= self._version:
             self._last |= found
         else:
-            versions = self._curves.highest("version")
-            sampled = np.isfinite(versions)  # the other bins have an evaluation alone
-            at = np.interp([version], versions[sampled], self._curves.positions()[sampled])
+            at = np.interp([version], self._versions(), self._curves.positions())
             self._curves.add(at, {name: np.array([value], np.float64) for name, value in found.items()})
+
+    def _versions(self) -> Column:
+        """The version at each position; where there is an evaluation alone, between those beside it."""
+        versions, positions = self._curves.highest("version"), self._curves.positions()
+        sampled = np.isfinite(versions)
+        return np.interp(positions, positions[sampled], versions[sampled])
 
     def columns(self) -> dict[str, list[float]]:
         """The curves by name, `seconds` among them, with NaN for what is unknown; the last point is the newest sample. Empty
@@ -184,8 +188,9 @@ class Timeline:
         if self.begin_version is None:
             return {}
         found = {"seconds": [*self._curves.positions().tolist(), self.seconds]}
-        for name in (*self._means, *_HIGHEST):
-            column = self._curves.highest(name) if name in _HIGHEST else self._curves.mean(name)
+        columns = {name: self._curves.mean(name) for name in self._means}
+        columns |= {"version": self._versions(), "workers": self._curves.highest("workers")}
+        for name, column in columns.items():
             last = self._last.get(name)
             found[name] = [*column.tolist(), math.nan if last is None else last]
         return found

@@ -251,6 +251,15 @@ def test_a_resumed_run_shows_its_earlier_curve(watched: Watched, tmp_path: Path)
     assert (curves.seconds[-1], curves.version[-1]) == pytest.approx((0.5 * 199 + 5, 220), abs=SAMPLE_SECONDS)
 
 
+def test_an_evaluation_between_two_samples_has_its_version(watched: Watched, tmp_path: Path) -> None:
+    earlier = replayed(tmp_path / "h.csv", [row(n, 1.7e9 + 0.1 * n) for n in range(1, 201)])  # a sample every third commit
+    for version in range(1, 200):
+        earlier.evaluated(version, loss=1.0 / version, accuracy=None)
+    status = Watched(watched.core, earlier=earlier).view.read(curves=True)
+    assert list(status.curves.version) == sorted(status.curves.version)
+    assert len(known(status.curves.evaluation_loss)) > len(known(status.curves.loss))
+
+
 def test_a_long_run_that_is_resumed_keeps_the_shape_of_its_curve(watched: Watched, tmp_path: Path) -> None:
     """New points are as far apart as the earlier ones."""
     earlier = replayed(tmp_path / "h.csv", [row(n, 1.7e9 + 4.0 * n) for n in range(1, 2_001)])  # 2.2 hours
