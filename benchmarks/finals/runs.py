@@ -39,7 +39,8 @@ class Run:
     Attributes:
         model, profile, workers, seed: What is trained, and by whom.
         rounds: How long: the time in which workers that don't wait compute this many gradients each, on average.
-        method: "ours", "plain", "dana", "rounds", "local"; "real ours", "real rounds" with real processes.
+        method: "ours", "plain", "dana", "rounds", "local"; "real ours", "real rounds" with real processes, and
+            "cut ours", "cut rounds" (see `real`).
         settings: "rate=0.006 shares=few wait=0.15".
     """
 

@@ -49,7 +49,7 @@ def _make_steps(setup: Setup, theta: Vector, gradients: Sequence[Vector], pipes:
     publisher = Publisher(setup)
     for done in count():
         theta[:] = flat(model)
-        set_rate(optimizer, setup, elapsed(setup, start))
+        set_rate(optimizer, setup, done, elapsed(setup, start))
         for pipe in pipes:
             pipe.send(done)
         first = _first(pipes, done, setup.first)

@@ -81,7 +81,7 @@ class Loop:
         start = Gate(self._setup.folder).enter(self._worker)
         self._pace = pace = Pace(self._setup, self._worker, start)
         while True:
-            set_rate(self._optimizer, self._setup, agreed.part(done, elapsed(self._setup, start)))
+            set_rate(self._optimizer, self._setup, done, agreed.part(done, elapsed(self._setup, start)))
             self._compute(pace.step)
             self._optimizer.step()
             done += 1

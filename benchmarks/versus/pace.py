@@ -134,11 +134,12 @@ def elapsed(setup: Setup, start: float) -> float:
     return (time.monotonic() - start) / (setup.unit * setup.limit)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, setup: Setup, part: float) -> None:
-    """Sets the learning rate of a round that begins when this share of the run's time has passed. So the cosine ends with the
-    run, however many rounds exchanges leave time for."""
+def set_rate(optimizer: torch.optim.Optimizer, setup: Setup, done: int, part: float) -> None:
+    """Sets the learning rate of a round after `done` others, which begins when this share of the run's time has passed. By the
+    time the cosine ends with the run, however many rounds exchanges leave time for."""
+    gone = done if setup.by_rounds else part * setup.schedule
     for group in optimizer.param_groups:
-        group["lr"] = setup.rate * cosine(part * setup.schedule, setup.schedule)
+        group["lr"] = setup.rate * cosine(gone, setup.schedule)
 
 
 def flat(model: nn.Module) -> NDArray[np.float32]:

@@ -27,6 +27,7 @@ class Setup:
         data: The folder of MNIST's files, if the model needs it.
         folder: The run's folder. It lies in memory, so that nobody waits for a disk.
         schedule: Rounds, or commits of whole batches, of a warm-up and a cosine to 0, if exchanges cost nothing.
+        by_rounds: Whether rounds go through the schedule by their number, not by the time.
         sizes: The samples of each worker's batch, which takes that share of its time; 0: it takes no part.
         first: How many gradients of a round are used; only with backup workers.
         settings: More settings of this server.
@@ -44,6 +45,7 @@ class Setup:
     schedule: float
     sizes: Sequence[int]
     first: int = 0
+    by_rounds: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -81,6 +81,27 @@ def test_a_difference_counts_if_its_interval_is_on_one_side_of_0(tmp_path: Path)
     assert differences(Losses(store), ("transformer", "mixed", 8, 200), kind="real ") == pytest.approx([-0.1, -0.09])
 
 
+def test_of_two_lengths_of_the_schedule_the_better_mean_counts() -> None:
+    where, rate = ("transformer", "mixed", 8, 200), "rate=0.015"
+    results = {
+        Run("transformer", "mixed", 8, seed, 200, f"{length} rounds", rate): Outcome(loss, None, 300, 700, 88)
+        for length, losses in (("real", (2.0, 2.3)), ("cut", (2.2, 2.0)))
+        for seed, loss in enumerate(losses)
+    }
+    assert Losses(results).of(*where, "real rounds", rate) == [2.2, 2.0]
+    fewer = {run: outcome for run, outcome in results.items() if (run.method, run.seed) != ("cut rounds", 1)}
+    assert Losses(fewer).of(*where, "real rounds", rate) == [2.0, 2.3], "of as many seeds at least"
+
+
+def test_a_cut_schedule_is_as_long_as_without_exchanges() -> None:
+    whole, cut = (real.race_of(Run("transformer", "equal", 8, 0, 200, m, "rate=0.015")) for m in (real.ROUNDS, real.CUT_ROUNDS))
+    assert (cut["schedule"], cut["by_rounds"], "by_rounds" in whole) == (whole["schedule"], True, False)
+    ours, longer = (
+        real.race_of(Run("transformer", "equal", 8, 0, 200, m, plan.ours(plan.BOTH))) for m in (real.OURS, real.CUT_OURS)
+    )
+    assert ours["schedule"] == pytest.approx(0.95 * longer["schedule"])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "settings"),
