@@ -107,8 +107,8 @@ class History:
             self._newest = 0.0
         if gone:
             self._logger.warning(
-                "the history had commits that the crash has taken (it may lack the last); their lines are removed", commits=len(gone),
-                versions=f"{min(gone):.0f} to {max(gone):.0f}",
+                "the history had commits that the crash has taken (it may lack the last); their lines are removed",
+                commits=len(gone), versions=f"{min(gone):.0f} to {max(gone):.0f}",
             )  # fmt: skip
         return bool(kept or gone) and not damaged and not why
 
