@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from heapq import heappop, heappush
 from itertools import pairwise
+from random import Random
+from statistics import mean
 
 import pytest
 from gem_api.errors import InvalidRequest
@@ -117,6 +120,30 @@ def test_a_slow_worker_with_fixed_costs_gets_the_largest_share_that_keeps_it_in_
     given = shares_of_the_second(0.05, 0.1, slow_until=5.0, end=300.0)
     assert set(given[-20:]) <= {0.5, 1.0}
     assert given[-20:].count(0.5) >= 19
+
+
+def mean_share(tries: bool, fixed: float) -> float:
+    """Of eight workers with exponential times, of which `fixed` seconds come on top whatever the share."""
+    random, timetable, given = Random(0), Timetable(tries=tries), list[float]()
+    shares, due = Shares(timetable, 0.0625), list[tuple[float, str]]()
+
+    def begin(worker: str, now: float) -> None:
+        shares.begin(worker, now)
+        heappush(due, (now + fixed + timetable.share(worker) * random.expovariate(1.0), worker))
+
+    for worker in "abcdefgh":
+        begin(worker, 0.0)
+    for _ in range(3_000):
+        now, worker = heappop(due)
+        given.append(timetable.share(worker))
+        timetable.arrived(worker, now, given[-1])
+        begin(worker, now)
+    return mean(given[1_000:])
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.3])
+def test_of_random_times_a_lucky_try_of_one_makes_no_other_slow(fixed: float) -> None:
+    assert mean_share(True, fixed) > 0.97 * mean_share(False, fixed)
 
 
 @settings(max_examples=30)

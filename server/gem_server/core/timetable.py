@@ -78,12 +78,13 @@ class Timetable:
 
     def _tried(self, steps: _Steps, took: float, enough: bool) -> None:
         """A step has tried a larger share, or less at the end of a shard. If it was no longer than a step should be, the
-        worker's pace is that of this step."""
+        worker's pace is that of this step, but not below the fastest one's: by one step that random times made short, all
+        others would be slow."""
         fastest, steps.since_trial = self.fastest, 0
         if not enough or fastest is None or took > TOLERANCE * fastest:
             steps.patience = min(2 * steps.patience, PATIENCE[1])
             return
-        steps.pace, self._fastest, steps.patience = took / steps.share, None, PATIENCE[0]
+        steps.pace, self._fastest, steps.patience = max(fastest, took / steps.share), None, PATIENCE[0]
 
     def may_try(self, lease_id: str) -> bool:
         """Whether a worker with a small share should try a larger one in its next step. Its pace is that of a whole batch only
