@@ -85,7 +85,6 @@ REMEDIES = {
     "η = 0.02": experiment(learning_rate=0.02),
     "μ = 0.5": experiment(momentum=0.5),
     "π at most 1": experiment(pi_max=1),
-    "4 local steps (15 rounds)": experiment(local_steps=4),
     "`proxy=global`": experiment(proxy="global"),
 }
 
