@@ -131,11 +131,11 @@ class Timeline:
             if end > begin:
                 self._version, self.seconds = versions[end - 1], seconds[end - 1]
 
-        for at, moment in enumerate(seconds, 1):
-            paused = passed[at - 1] > _LONGEST_PAUSE
+        pauses = (passed > _LONGEST_PAUSE).tolist()
+        for at, (moment, paused) in enumerate(zip(seconds, pauses, strict=True), 1):
             if moment < self._next and at < len(seconds) and not paused:
                 continue
-            if paused:  # nobody is at work between the last commit before it and this one
+            if paused:  # before this commit: nobody was at work
                 take(at - 1)
                 begin = at - 1
                 moments += np.linspace(self.seconds, moment, _STILL + 2)[1:-1].tolist()

@@ -170,6 +170,12 @@ def test_a_wrong_value_is_said_with_where_it_comes_from(tmp_path: Path) -> None:
         assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"{wrong}{where}.")
 
 
+def test_the_variable_of_a_command_of_gem_ctl_has_that_commands_name() -> None:
+    variables = {"GEM_PLAN_WORKERS": "many"}
+    result = CliRunner().invoke(COMMANDS["gem-ctl"], ["plan", "--parameters", "1M"], env=variables, prog_name="gem-ctl")
+    assert "(the variable GEM_PLAN_WORKERS)" in result.stderr
+
+
 @pytest.mark.parametrize("command", ["pull", "plan", "track"])
 def test_a_command_without_what_it_needs_shows_an_example(command: str) -> None:
     result = CliRunner().invoke(COMMANDS["gem-ctl"], [command], prog_name="gem-ctl")

@@ -180,6 +180,7 @@ def test_a_resumed_run_may_end_earlier() -> None:
     shorter = ledger(epochs=1, shard_size=10)
     shorter.restore(book.state())
     assert shorter.complete_for([]), "before a worker asks, too"
+    assert shorter.epoch == 0, "the only one"
     assert shorter.lease("lease-ann", "ann", 10) == NoShard(complete=True)
 
 

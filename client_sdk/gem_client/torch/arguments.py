@@ -63,7 +63,6 @@ def parts_of(optimizer: Any) -> Iterator[Any]:
 
 def _require_usable(optimizer: Any) -> None:
     """Raises InvalidRequest unless a worker can make the optimizer's steps, and its parameters are the model that it trains."""
-    kind = type(optimizer).__name__
     if any(base.__name__ == "AcceleratedOptimizer" for base in type(optimizer).__mro__):
         raise InvalidRequest(
             "accelerate has wrapped this optimizer: give Optimizer the one from before, and accelerator.prepare the Optimizer, "
@@ -71,20 +70,20 @@ def _require_usable(optimizer: Any) -> None:
         )
     if missing := [name for name in _OPTIMIZER_METHODS if not callable(getattr(optimizer, name, None))]:
         raise InvalidRequest(
-            f"{a(kind)} has no {', '.join(missing)}: an optimizer needs param_groups, {', '.join(_OPTIMIZER_METHODS)}. Give "
-            "the optimizer inside it"
+            f"{_kind(optimizer)} has no {', '.join(missing)}: an optimizer needs param_groups, {', '.join(_OPTIMIZER_METHODS)}"
+            ". Give the optimizer inside it"
         )
     listed = _listed(optimizer)
     for part in parts_of(optimizer):
         if callable(getattr(part, "train", None)) and callable(getattr(part, "eval", None)):
             raise InvalidRequest(
-                f"{a(type(part).__name__)} evaluates other parameters than it trains (methods train and eval): an average in "
+                f"{_kind(part)} evaluates other parameters than it trains (methods train and eval): an average in "
                 "each worker's own state, which the run's θ would not be. Use an optimizer without, such as torch.optim.AdamW"
             )
         if not _listed(part) <= listed:
             raise InvalidRequest(
-                f"{a(kind)} steps parameters that its param_groups do not list, such as copies of the model's: give the "
-                f"optimizer inside it, {a(type(part).__name__)}, on the model's own parameters"
+                f"{_kind(optimizer)} steps parameters that its param_groups do not list, such as copies of the model's: give "
+                f"the optimizer inside it, {_kind(part)}, on the model's own parameters"
             )
 
 
@@ -93,7 +92,7 @@ def _listed(optimizer: Any) -> set[int]:
     groups = getattr(optimizer, "param_groups", None)
     if not isinstance(groups, list) or any(not isinstance(_params(group), (list, tuple)) for group in groups):
         raise InvalidRequest(
-            f"the param_groups of {a(type(optimizer).__name__)} are not a list of groups, each with a list of params: give an "
+            f"the param_groups of {_kind(optimizer)} are not a list of groups, each with a list of params: give an "
             "optimizer as PyTorch's"
         )
     return {id(parameter) for group in groups for parameter in _params(group)}
@@ -110,7 +109,7 @@ def require_own_parameters(optimizer: Any) -> None:
         "param_names" not in each for each in optimizer.param_groups
     ):
         raise InvalidRequest(
-            f"{a(type(optimizer).__name__)} is not one of PyTorch's own optimizers: add names=model.named_parameters(), which "
+            f"{_kind(optimizer)} is not one of PyTorch's own optimizers: add names=model.named_parameters(), which "
             "shows that it steps the model's parameters, not copies"
         )
     for group in optimizer.param_groups:
@@ -196,9 +195,6 @@ def is_loss(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return a(type(value).__name__)
-
-
-def a(name: str) -> str:
-    """A name with its article."""
+    """The name of its class, with an article."""
+    name = type(value).__name__
     return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"

@@ -95,8 +95,12 @@ def ways_to_train(
         return [describe_optimizer(params, "server", given), own]
     except InvalidRequest as error:
         log.info("this worker makes the steps of its %s itself: %s", type(own.inner).__name__, error)
-        scheduled = any("initial_lr" in group for group in own.inner.param_groups)
-        return [replace(own, not_offered=str(error) if scheduled else "")]
+        return [replace(own, not_offered=str(error) if _has_scheduler(own.inner) else "")]
+
+
+def _has_scheduler(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scheduler was made on it."""
+    return any("initial_lr" in group for group in optimizer.param_groups)
 
 
 def _require_same_steps(optimizer: torch.optim.Optimizer) -> None:
@@ -143,7 +147,7 @@ def describe_optimizer(
     if on == "worker":
         return OptimizerSpec(trained, frozen, optimizer, OptimizerChoice("worker"), factors=())
     require_apart(trained)
-    if schedule is None and any("initial_lr" in group for group in optimizer.param_groups):
+    if schedule is None and _has_scheduler(optimizer):
         raise InvalidRequest(
             "a scheduler was made on this optimizer: to give it to the server, hand it over, as "
             "Optimizer(..., schedule=scheduler)"

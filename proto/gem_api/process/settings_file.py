@@ -72,7 +72,9 @@ def origin(context: click.Context, param: click.Parameter) -> str:
     """Where a value that is no argument comes from, as "the variable GEM_BATCH_SIZE"; empty for an argument or a default."""
     source = context.get_parameter_source(str(param.name))
     if source is ParameterSource.ENVIRONMENT:
-        return f"the variable GEM_{key(param).upper()}"
+        own = [param.envvar] if isinstance(param.envvar, str) else [*(param.envvar or ())]
+        names = [*own, f"{context.auto_envvar_prefix}_{str(param.name).upper()}"]  # of gem-ctl's commands: GEM_PLAN_WORKERS
+        return f"the variable {next((name for name in names if os.environ.get(name)), names[0])}"
     return f"{key(param)} in {context.meta.get(_PATH)}" if source is ParameterSource.DEFAULT_MAP else ""
 
 

@@ -74,6 +74,11 @@ class Deck:
         return len(self.returned) + -(-(self.samples - self.next) // self.shard_size)
 
     @property
+    def newest(self) -> int:
+        """The newest epoch of which a shard was dealt; the last one, if the run was resumed with fewer epochs."""
+        return min(self.epoch, self.epochs - 1) if self.epochs else self.epoch
+
+    @property
     def complete(self) -> bool:
         last = self.epochs - 1
         dealt_out = last >= 0 and (
@@ -175,7 +180,7 @@ class ShardLedger:
     @property
     def epoch(self) -> int:
         """The newest epoch of which a shard was dealt, counted from 0."""
-        return max((deck.epoch for deck in tuple(self.decks.values())), default=0)
+        return max((deck.newest for deck in tuple(self.decks.values())), default=0)
 
     @property
     def pending(self) -> int:

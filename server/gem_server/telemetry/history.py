@@ -81,7 +81,7 @@ class History:
         """Copies the lines of commits before a ticket. Returns whether the old file is of no more use: it has lines of this
         run, and no damaged ones."""
         kept = damaged = 0
-        why, gone = "", list[float]()
+        why, gone, first, last = "", 0, math.inf, 0.0  # how many commits are gone, and their versions
         try:
             for piece in read_history(self._path):
                 if piece.names != list(COLUMNS):
@@ -93,7 +93,8 @@ class History:
                 if before.any():
                     self._newest = float(piece.columns["version"][before].max())
                 kept += int(before.sum())
-                gone += piece.columns["version"][np.isfinite(tickets) & ~before].tolist()
+                lost = piece.columns["version"][np.isfinite(tickets) & ~before]
+                gone, first, last = gone + len(lost), lost.min(initial=first), lost.max(initial=last)
                 damaged += piece.damaged + int((~np.isfinite(tickets)).sum())
         except HistoryError as error:
             why = str(error)
@@ -108,7 +109,7 @@ class History:
         if gone:
             self._logger.warning(
                 "the history had commits that the crash has taken (it may lack the last); their lines are removed",
-                commits=len(gone), versions=f"{min(gone):.0f} to {max(gone):.0f}",
+                commits=gone, versions=f"{first:.0f} to {last:.0f}",
             )  # fmt: skip
         return bool(kept or gone) and not damaged and not why
 

@@ -164,7 +164,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
 def _shards(core: Core) -> pb.ShardStatus:
     ledger = core.ledger
     return pb.ShardStatus(
-        epoch=min(ledger.epoch, core.settings.epochs - 1) if core.settings.epochs else ledger.epoch,  # resumed with fewer
+        epoch=ledger.epoch,
         epochs=core.settings.epochs,
         pending=ledger.pending,
         leased=len(ledger.held),
