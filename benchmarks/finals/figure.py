@@ -19,7 +19,7 @@ from benchmarks.versus.profiles import KINDS
 MODEL, WORKERS, ROUNDS = MAIN
 IN_STEP, ALL, EXPERT, SHORTER = (
     "this server", "DDP on all workers", "the best form of DDP that was tried (named), if it is another",
-    "the best form, AdamW's averages as short as this server's",
+    "the best form, AdamW's averages 9/16 as long",
 )  # fmt: skip
 _COLOURS = {IN_STEP: BLUE, ALL: GREY, EXPERT: ORANGE, SHORTER: RED}
 _LOOKS = {name: (colour, marker) for (name, colour), marker in zip(_COLOURS.items(), MARKERS, strict=False)}

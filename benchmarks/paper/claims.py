@@ -128,13 +128,16 @@ def downpour_degrades(measured: Lines) -> Verdict | None:
 
 
 def adaptive_between(measured: Lines) -> Verdict | None:
-    most = _with_most_workers(measured, "gem", "adaptive", "downpour")
-    if most is None:
+    """Judges every number of workers, of which the largest has to be there."""
+    rules = ("gem", "adaptive", "downpour")
+    if _with_most_workers(measured, *rules) is None:
         return None
-    order = [each.worst for each in most.values()]
-    agrees = Agreement.YES if _rises(order) else Agreement.PARTLY if order[0] < order[1] else Agreement.NO
-    words = "; ".join(f"{rule} {_percent(each)}, loss {each.loss.text()}" for rule, each in most.items())
-    return Verdict(f"{most['gem'].workers} workers, test accuracy and final loss: {words}", agrees)
+    of = {(each.workers, each.experiment.rule): each for each in measured}
+    complete = [gem for gem in _of(measured, "gem") if all((gem.workers, rule) in of for rule in rules)]
+    between = [_rises([of[gem.workers, rule].worst for rule in rules]) for gem in complete]
+    agrees = Agreement.YES if all(between) else Agreement.PARTLY if any(between) else Agreement.NO
+    losses = _said(complete, lambda gem: ", ".join(f"{of[gem.workers, rule].loss.mean:.3f}" for rule in rules))
+    return Verdict(f"final loss under {', '.join(rules)} with {losses}", agrees)
 
 
 def hundred_workers(measured: Lines) -> Verdict | None:
@@ -188,7 +191,7 @@ def against_sequential(column: Callable[[Result], float]) -> Judge:
             return None
         ours, theirs = (stats.spread(column(result) for result in each.results) for each in (gem, base))
         mine = _said([gem], lambda each: ours.text() + _failures(each))
-        text = f"GEM with {mine}; sequential: {theirs.text()}{_failures(base)}"
+        text = f"at the end, GEM with {mine}; sequential: {theirs.text()}{_failures(base)}"
         return Verdict(text, _yes(not gem.failed and ours.mean <= _SAME * theirs.mean))
 
     return judge

@@ -22,7 +22,7 @@ def draw(folder: Path) -> Path:
     measured = [each for each in known if seeds(each[1])]
     lines = sorted(program.lines for program in programs)
     behind, worse = (
-        [program.name for program, results in measured if gain(program, results, kind) < -noise(results)]
+        {program.name: results for program, results in measured if gain(program, results, kind) < -noise(results)}
         for kind in ("three", "longer")
     )
     return filled(
@@ -30,6 +30,7 @@ def draw(folder: Path) -> Path:
         table=ported_table(measured), programs=count(len(programs), "program"), median=short(median(lines or [0])),
         most=max(lines, default=0), several=sum(len(seeds(results)) >= 3 for _, results in known),
         worse=", ".join(worse) or "none", behind=len(behind), measured=len(measured), notes=_notes(programs),
+        single=sum(len(seeds(results)) == 1 and Run(NOISE, 0) not in results for results in behind.values()),
         dealt=", ".join(program.name for program in programs if program.together),
         missing=", ".join(program.name for program, results in known if not seeds(results)) or "none",
     )  # fmt: skip
