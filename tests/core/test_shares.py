@@ -122,6 +122,30 @@ def test_a_slow_worker_with_fixed_costs_gets_the_largest_share_that_keeps_it_in_
     assert given[-20:].count(0.5) >= 19
 
 
+def test_a_slow_worker_whose_steps_a_smaller_batch_does_not_shorten_has_whole_batches() -> None:
+    """Its steps take 0.4 s, whatever the batch: it sleeps, or waits for a link. Small batches would lose its samples."""
+    given = shares_of_the_second(0.4, 0.0, slow_until=0.0, end=400.0)
+    assert given[60:].count(1.0) > 0.8 * len(given[60:])
+    given = shares_of_the_second(0.3, 0.1, slow_until=0.0, end=400.0)
+    assert mean(given[60:]) > 0.8
+
+
+def test_it_has_small_batches_again_once_they_shorten_its_steps() -> None:
+    timetable = Timetable()
+    shares = Shares(timetable, 0.0625)
+    for _ in range(3):
+        timetable.began("fast", 0.0, 1.0)
+        timetable.arrived("fast", 0.1, 1.0)
+    given, now = list[float](), 0.0
+    for number in range(800):
+        shares.begin("slow", now)
+        given.append(share := timetable.share("slow"))
+        now += 0.8 if number < 200 else 0.8 * share
+        timetable.arrived("slow", now, share)
+    assert mean(given[100:200]) > 0.8
+    assert mean(given[500:]) < 0.2
+
+
 def mean_share(tries: bool, fixed: float) -> float:
     """Of eight workers with exponential times, of which `fixed` seconds come on top whatever the share."""
     random, timetable, given = Random(0), Timetable(tries=tries), list[float]()

@@ -17,8 +17,8 @@ class Shares:
 
     With T the seconds of a whole batch, a worker should have the share T_fastest/T. Its share stays as it is until that is far
     from it, or the end of a shard has cut it, and is then the nearest of `SHARES`. It is 1 before the worker's pace is known.
-    Now and then a worker tries twice its share, and keeps it if that step takes no longer than the fastest one's: part of a
-    step's time may be fixed costs.
+    Now and then a worker tries twice its share, and keeps it if that step takes no longer than the fastest one's, or hardly
+    longer than its own: part of a step's time may be fixed costs.
 
     Attributes:
         timetable: How long each worker's steps take.
@@ -35,7 +35,7 @@ class Shares:
         now, pace, fastest = self.timetable.share(lease_id), self.timetable.pace(lease_id), self.timetable.fastest
         if pace is None or fastest is None:
             return now
-        wanted = max(self.smallest, fastest / pace)
+        wanted = max(self.smallest, self.timetable.least_share(lease_id), fastest / pace)
         if now in SHARES and now / TOLERANCE <= wanted <= now * TOLERANCE:
             return now
         return min((each for each in SHARES if each >= self.smallest), key=lambda each: max(each / wanted, wanted / each))

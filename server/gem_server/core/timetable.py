@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gem_server.core.fixed_costs import SERIES, FixedCosts
+
 MEMORY = 1 / 8  # weight of the newest step in the moving mean of a worker's times
 LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be a pause
 TOLERANCE = 1.25  # what differs by no more than this factor is about as long
@@ -22,6 +24,7 @@ class _Steps:
         first: Whether the step is its first: it may load data and compile, and does not count.
         trial: Whether the step tries a larger share than its pace allows.
         since_trial, patience: Steps since the last one, and how many come between two.
+        costs: What of its steps does not depend on the share.
     """
 
     began: float | None = None
@@ -31,6 +34,7 @@ class _Steps:
     trial: bool = False
     since_trial: int = 0
     patience: int = PATIENCE[0]
+    costs: FixedCosts = field(default_factory=FixedCosts)
 
 
 @dataclass
@@ -67,6 +71,8 @@ class Timetable:
             self._tried(steps, now - began, enough=share >= asked / TOLERANCE)
             return
         steps.since_trial += 1
+        if share == asked:
+            steps.costs.usual(share, now - began)
         took, pace = (now - began) / share, steps.pace
         if pace is None:
             steps.pace = took
@@ -77,14 +83,18 @@ class Timetable:
             self._fastest = None
 
     def _tried(self, steps: _Steps, took: float, enough: bool) -> None:
-        """A step has tried a larger share, or less at the end of a shard. If it was no longer than a step should be, the
-        worker's pace is that of this step, but not below the fastest one's: by one step that random times made short, all
-        others would be slow."""
+        """A step has tried a larger share, or less at the end of a shard. If it was no longer than a step should be, or several
+        in a row hardly longer than with the worker's own share, the worker's pace is that of this step, but not below the
+        fastest one's: by one step that random times made short, all others would be slow."""
         fastest, steps.since_trial = self.fastest, 0
-        if not enough or fastest is None or took > TOLERANCE * fastest:
+        in_step = enough and fastest is not None and took <= TOLERANCE * fastest
+        passed = steps.costs.tried(steps.share, took) if enough and not in_step else 0
+        if passed and steps.share < 1:  # the next step tries it, too, or even more
+            steps.since_trial = PATIENCE[1]
+        if fastest is not None and (in_step or passed == SERIES):
+            steps.pace, self._fastest, steps.patience = max(fastest, took / steps.share), None, PATIENCE[0]
+        elif not passed:
             steps.patience = min(2 * steps.patience, PATIENCE[1])
-            return
-        steps.pace, self._fastest, steps.patience = max(fastest, took / steps.share), None, PATIENCE[0]
 
     def may_try(self, lease_id: str) -> bool:
         """Whether a worker with a small share should try a larger one in its next step. Its pace is that of a whole batch only
@@ -96,6 +106,11 @@ class Timetable:
         """The seconds that a whole batch takes a worker; None if that is not known yet."""
         steps = self._steps.get(lease_id)
         return steps.pace if steps is not None else None
+
+    def least_share(self, lease_id: str) -> float:
+        """The share below which a worker's steps hardly get shorter; 0 if none is known."""
+        steps = self._steps.get(lease_id)
+        return steps.costs.least if steps is not None else 0.0
 
     def share(self, lease_id: str) -> float:
         """The share of a batch of a worker's last step; 1 if it has made none."""
