@@ -30,16 +30,18 @@ class FixedCosts:
     _passed: int = 0  # steps in a row that took little longer with a larger share
     _tries: float = 0.0  # the sum of their seconds
 
-    def usual(self, share: float, seconds: float) -> None:
-        """A step with the worker's own share has ended."""
+    def usual(self, share: float, seconds: float) -> bool:
+        """A step with the worker's own share has ended. Returns whether the worker should soon try a larger one again."""
         if share != self._share:
             self._share, self._count = share, 0
         self._count, self._passed = min(self._count + 1, MEMORY), 0
         counted = seconds if self._count == 1 else min(seconds, LONGEST * self._mean)
         self._mean += (counted - self._mean) / self._count
         self._age += 1
-        if self._age >= FORGET:
+        forget = self._age >= FORGET and self.least > 0
+        if forget:
             self._age, self.least = 0, self.least / 2
+        return forget
 
     def tried(self, share: float, seconds: float) -> int:
         """A step with a larger share has ended. Returns how many in a row took little longer; with `SERIES` it is `least`."""

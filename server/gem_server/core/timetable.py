@@ -71,8 +71,8 @@ class Timetable:
             self._tried(steps, now - began, enough=share >= asked / TOLERANCE)
             return
         steps.since_trial += 1
-        if share == asked:
-            steps.costs.usual(share, now - began)
+        if share == asked and steps.costs.usual(share, now - began):
+            steps.since_trial, steps.patience = 0, PATIENCE[0]
         took, pace = (now - began) / share, steps.pace
         if pace is None:
             steps.pace = took
@@ -89,7 +89,7 @@ class Timetable:
         fastest, steps.since_trial = self.fastest, 0
         in_step = enough and fastest is not None and took <= TOLERANCE * fastest
         passed = steps.costs.tried(steps.share, took) if enough and not in_step else 0
-        if passed and steps.share < 1:  # the next step tries it, too, or even more
+        if 0 < passed < SERIES or (passed and steps.share < 1):  # the next step tries it, too, or even more
             steps.since_trial = PATIENCE[1]
         if fastest is not None and (in_step or passed == SERIES):
             steps.pace, self._fastest, steps.patience = max(fastest, took / steps.share), None, PATIENCE[0]
