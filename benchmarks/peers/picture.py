@@ -18,7 +18,7 @@ _LEGEND = (
     Patch(color=BLUE, label="this server, GEM"),
     Patch(color=ORANGE, label="others, GEM"),
     Patch(color=ORANGE, alpha=_PALE, label="others, plain add"),
-    Patch(color=GREY, alpha=_PALE, label="upper bounds: only a part of the work"),
+    Patch(color=GREY, alpha=_PALE, label="for comparison: only a part of the work"),
 )
 
 

@@ -273,13 +273,22 @@ class Layout:
             return
         for ours, theirs in zip(self.tensors, other.tensors, strict=False):
             if ours != theirs:
-                raise LayoutMismatch(_difference(ours, theirs))
+                raise LayoutMismatch(self._lacking(other, ours, theirs) or _difference(ours, theirs))
         if self.tensors == other.tensors:
             raise LayoutMismatch(
                 f"the range [{other.begin}, {other.end}) of the model is not [{self.begin}, {self.end}): start all servers "
                 "with ranges of the same number, --range 0/N to N-1/N"
             )
         raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}: {_OTHER_MODEL}")
+
+    def _lacking(self, other: Layout, ours: Tensor, theirs: Tensor) -> str | None:
+        """The reason, if only one of the two models has the tensor in which they differ first."""
+        in_run, in_worker = ({tensor.name for tensor in layout.tensors} for layout in (self, other))
+        if ours.name not in in_worker and theirs.name in in_run:
+            return f"the model lacks tensor {ours.name!r}, which this run trains. Is it frozen here alone? Or {_OTHER_MODEL}"
+        if theirs.name not in in_run and ours.name in in_worker:
+            return f"this run does not train tensor {theirs.name!r} of the model. Freeze it here, too. Or {_OTHER_MODEL}"
+        return None
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> str:

@@ -90,6 +90,8 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tensors: dict[str, np.ndarr
         (Layout.of({"weight": (2, 3), "bias": (4,)}), r"'bias' of shape \(4,\)"),
         (Layout.of({"weight": (2, 3), "b": (3,)}), "'b' of shape"),
         (Layout.of({"bias": (3,), "weight": (2, 3)}), "'bias' of shape"),
+        (Layout.of({"bias": (3,)}), "lacks tensor 'weight', which this run trains. Is it frozen here alone"),
+        (Layout.of({"early": (1,), "weight": (2, 3), "bias": (3,)}), "does not train tensor 'early' of the model. Freeze it"),
         (Layout.of({"weight": (2, 3)}), "has 1 tensors, this run's has 2"),
         (Layout.of({"weight": (2, 3), "bias": (3,), "more": (1,)}), "has 3 tensors"),
     ],

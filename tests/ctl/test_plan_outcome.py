@@ -217,6 +217,16 @@ def test_a_link_of_1_gbit_s_carries_what_was_measured(kind: tuple[int, float, in
     assert of.commits_per_second == pytest.approx(median(rates), rel=within)
 
 
+def test_a_run_takes_the_time_in_which_the_simulated_commits_bring_its_batches() -> None:
+    setup = Setup(parameters=5_000, workers=8, compute_seconds=0.1, optimizer="adamw")
+    found = simulated(setup, slow=(Slow(0.5, 4.0),), batches=10_000)
+    fast, slow = found.groups
+    assert slow.commits_per_second == pytest.approx(fast.commits_per_second, rel=0.1), "their batches are a quarter"
+    assert found.run_seconds == pytest.approx(10_000 / (fast.commits_per_second + slow.commits_per_second / 4), rel=0.05)
+    local = simulated(replace(SETUP, local_steps=4), batches=10_000)
+    assert local.run_seconds == pytest.approx(10_000 / (4 * local.commits_per_second))
+
+
 def test_servers_have_a_link_each() -> None:
     setup = Setup(parameters=40_000, workers=1000, compute_seconds=0.1)
     up = plan(setup, COSTS).commit_bytes / 2

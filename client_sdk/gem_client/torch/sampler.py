@@ -40,8 +40,8 @@ class ShardSampler(Sampler[list[int]]):
 
     **Smaller batches for slow workers.** If the run's `smallest_share` is below 1, each batch is cut when it is dealt, with the
     share of a whole one that the server wants then. What a DataLoader has read ahead keeps its size; each step tells the
-    server the true share. There are few sizes: up to sixteen shares, and what they leave at the end of a shard. Models with
-    BatchNorm need a `smallest_share` of at least 2 samples.
+    server the true share. There are few sizes: up to sixteen shares, and what they leave at the end of a shard. No
+    batch is cut to a single sample, on which BatchNorm fails.
 
     **Length.** `len()` is the number of batches that this worker gets if it gets all of the run's; in a run with steps, at most
     those of its steps that are left. It is exact for a single worker or with `--shards replicate`, otherwise an upper bound. It

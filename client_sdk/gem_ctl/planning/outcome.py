@@ -9,7 +9,7 @@ import numpy as np
 
 from gem_ctl.planning.events import Integers, Times, Trace, simulate
 from gem_ctl.planning.plan import plan
-from gem_ctl.planning.scenario import Scenario, alone, bottleneck, contribution, gradients_per_second, speeds, times
+from gem_ctl.planning.scenario import Scenario, alone, bottleneck, contribution, shares, speeds, times
 
 MAX_COMMITS = 1_000_000
 _MIN_COMMITS, _SPREAD = 10_000, 0.33  # with a larger spread more commits: the rate's error is spread / √commits
@@ -113,7 +113,7 @@ def _evaluate(scenario: Scenario, server_seconds: float, trace: Trace, warm_up: 
     counted = slice(warm_up, None)
     seconds = max(float(trace.applied[-1] - trace.applied[warm_up - 1]), 1e-12)
     waits = (trace.started - trace.arrived)[counted]
-    rate = len(waits) / seconds
+    rate, batches = len(waits) / seconds, scenario.setup.local_steps * shares(scenario)
     return Outcome(
         workers=scenario.setup.workers,
         commits=len(waits),
@@ -129,7 +129,7 @@ def _evaluate(scenario: Scenario, server_seconds: float, trace: Trace, warm_up: 
         server_bytes=plan(scenario.setup, scenario.costs).server_bytes,
         groups=_groups(scenario, trace, warm_up, seconds),
         further=contribution(scenario, 1.0),
-        run_seconds=scenario.batches / gradients_per_second(scenario),
+        run_seconds=scenario.batches * seconds / float(batches[trace.worker[counted]].sum()),
         settled=settled,
     )
 

@@ -128,6 +128,11 @@ def gradients_per_second(scenario: Scenario) -> float:
     return _gradients(scenario.setup, _whole(scenario))
 
 
+def shares(scenario: Scenario) -> Column:
+    """Each worker's share of a batch, shape (workers,). Raises InvalidRequest for an unknown format."""
+    return _shares(scenario.setup, _whole(scenario))
+
+
 def _gradients(setup: Setup, of: Times) -> float:
     """Gradients of whole batches a second of all workers, which take the times `of` for a whole batch."""
     shares = _shares(setup, of)
