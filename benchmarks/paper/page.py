@@ -87,8 +87,9 @@ def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[st
     text = (_HERE / "page.txt").read_text()
     head = text.format(task=_TASKS[scale.task], steps=scale.steps, seeds=seeds, agree=agree, judged=judged).strip()
     made = f"{len(runs)} runs" + (f", with {', '.join(versions)}" if versions else "")
-    kept = [f"From earlier runs, unchanged: {', '.join(earlier)}"] if earlier else []
-    return [head, made, *kept, *([f"**{note}**"] if note else [])]
+    if earlier:
+        made = f"Figs. {', '.join(name for name in FIGURES if name not in earlier)}: {made}; the other figures are of earlier ones."
+    return [head, made, *([f"**{note}**"] if note else [])]
 
 
 def _claims(title: str, claims: tuple[Claim, ...], states: Mapping[str, State], old: list[str]) -> str:
