@@ -30,7 +30,7 @@ def as_claimed(experiment: Experiment) -> Result:
         return made_up(experiment, final=2.3, accuracy=0.1)
     if rule == "momentum":
         return overfitted(made_up(experiment, final=0.06))
-    final_ = {"gem": 0.05, "adaptive": 0.3}.get(rule, 0.08 if n == 1 else 0.04 * n)
+    final_ = {"gem": 0.05, "adaptive": 0.1}.get(rule, 0.08 if n == 1 else 0.04 * n)
     final_ *= {2.0: 0.9, 3.0: 0.8, 4.0: 3.0}.get(experiment.kappa, 1.0)
     accuracy = 0.99 - 0.5 / n if experiment.setting == "simulated" else 0.994 if rule == "gem" else 0.95
     return made_up(experiment, final=final_, accuracy=accuracy, pi=2 * experiment.kappa / n)
@@ -78,6 +78,17 @@ def test_a_training_loss_that_rises_too_is_an_unstable_run_rather_than_an_overfi
     verdict = claim("Momentum SGD starts").judge(measured("5", FULL, unstable))
     assert verdict is not None
     assert verdict.agrees is Agreement.PARTLY
+
+
+def test_adaptive_staleness_has_to_lie_between_with_each_number_of_workers() -> None:
+    def worse_with_five(experiment: Experiment) -> Result:
+        result = as_claimed(experiment)
+        return made_up(experiment, final=0.3) if (experiment.rule, experiment.workers) == ("adaptive", 5) else result
+
+    verdict = claim("Adaptive staleness lies").judge(measured("1", FULL, worse_with_five))
+    assert verdict is not None
+    assert verdict.agrees is Agreement.PARTLY
+    assert "with 5 workers: 0.050, 0.300, 0.200; 10: 0.050, 0.100, 0.400;" in verdict.measured
 
 
 def test_fewer_workers_than_the_papers_do_not_compare_with_its_accuracy() -> None:
