@@ -8,6 +8,7 @@ MEMORY = 8  # of the newest steps their mean is about
 LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be a pause
 SERIES = 8  # steps in a row with the larger share that have to take little longer: at random times few do
 MOST = 0.4  # of the time that a larger share would take longer if all of a step were proportional to it
+LEAST = 1 / 16  # of all shares
 FORGET = 64  # steps after which half of that share is tried again: what takes the time may have changed
 
 
@@ -40,7 +41,7 @@ class FixedCosts:
         self._age += 1
         forget = self._age >= FORGET and self.least > 0
         if forget:
-            self._age, self.least = 0, self.least / 2
+            self._age, self.least = 0, self.least / 2 if self.least > LEAST else 0.0
         return forget
 
     def tried(self, share: float, seconds: float) -> int:
