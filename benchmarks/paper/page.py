@@ -88,7 +88,8 @@ def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[st
     head = text.format(task=_TASKS[scale.task], steps=scale.steps, seeds=seeds, agree=agree, judged=judged).strip()
     made = f"{len(runs)} runs" + (f", with {', '.join(versions)}" if versions else "")
     if earlier:
-        made = f"Figs. {', '.join(name for name in FIGURES if name not in earlier)}: {made}; the other figures are of earlier ones."
+        new = ", ".join(name for name in FIGURES if name not in earlier)
+        made = f"Figs. {new}: {made}; the other figures are of earlier ones."
     return [head, made, *([f"**{note}**"] if note else [])]
 
 
