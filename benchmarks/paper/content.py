@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 from benchmarks.lib.page import count
 from benchmarks.lib.results import plain, write
 from benchmarks.paper import statistics as stats
-from benchmarks.paper.experiments import TRAINING_SAMPLES
 from benchmarks.paper.plan import BASIC_RULES, EFFECTIVE_BATCH
 from benchmarks.paper.results import Array
 
@@ -91,12 +90,9 @@ def split_batch(measured: list[stats.Measured]) -> Content:
 
 def against_sequential(measured: list[stats.Measured]) -> Content:
     """Fig. 5: training and validation loss over data epochs."""
-    validation = {}
-    for each in measured:
-        per_version = each.experiment.batch_size / TRAINING_SAMPLES[each.experiment.task]
-        curves = [(run.evaluations["version"] * per_version, run.evaluations["loss"]) for run in each.results]
-        validation[each.label] = _line(stats.over_seeds([pair for pair in curves if len(pair[0])]))
-    training = {each.label: _curve(each, "loss", stats.data_epochs) for each in measured}
+    training, validation = (
+        {each.label: _line(course(each.results)) for each in measured} for course in (stats.training, stats.validation)
+    )
     title = "Fig. 5: GEM and sequential momentum SGD on the same amount of data"
     return Content(title, {"training": training, "validation": validation})
 

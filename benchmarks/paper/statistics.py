@@ -133,6 +133,20 @@ def band(results: Sequence[Result], x: Axis, column: str) -> Band:
     return over_seeds([curve for curve in curves if len(curve[0])])
 
 
+def training(results: Sequence[Result]) -> Band:
+    """The training loss over data epochs."""
+    return band(results, data_epochs, "loss")
+
+
+def validation(results: Sequence[Result]) -> Band:
+    """The validation loss over data epochs."""
+    curves = []
+    for result in results:
+        experiment, versions = result.experiment, result.evaluations["version"]
+        curves.append((versions * experiment.batch_size / TRAINING_SAMPLES[experiment.task], result.evaluations["loss"]))
+    return over_seeds([curve for curve in curves if len(curve[0])])
+
+
 def over_seeds(curves: Sequence[tuple[Array, Array]]) -> Band:
     """Mean, lowest and highest of curves (x ascending, y) on a common grid."""
     if not curves:

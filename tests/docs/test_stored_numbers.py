@@ -184,7 +184,7 @@ def test_the_report_says_when_waits_end() -> None:
     for profile in ("first", "spot"):
         runs = [Run("transformer", profile, 8, seed, 200, "ours", plan.ours(plan.BOTH)) for seed in range(12)]
         ends.append(mean(200 * _end_of_waits(run) / limit_of(run) for run in runs))
-    assert f"they end after {ends[0]:.0f} to {ends[1]:.0f} rounds" in (ROOT / "docs/method.md").read_text("utf-8")
+    assert f"({ends[0]:.0f} to {ends[1]:.0f} by the clock)" in (ROOT / "docs/method.md").read_text("utf-8")
 
 
 def _end_of_waits(run: Run) -> float:
@@ -216,9 +216,10 @@ def test_the_report_says_where_other_models_end_lower() -> None:
     level = sum(abs(each) < 0.0005 for each in shorter)
     assert (at_one_workers_rate, level, sum(each > 0.0005 for each in shorter)) == (len(others), 1, len(others) - 1)
     assert (
-        "in all nine if this server takes one worker's best rate, as we recommend; in eight, level in one, if DDP has a "
-        "shorter memory"
+        "in all nine if this server takes one worker's best rate (our advice: that or half); in eight, level in one, if DDP "
+        "has a shorter memory"
     ) in text
+    assert f"the lower mean in {WORDS[higher]} of {WORDS[len(others)]} places, and in all {WORDS[len(others)]} if" in README
 
 
 @pytest.mark.parametrize("study", [finals, many_workers, unequal_data, tuning], ids=lambda study: study.RESULTS.name)

@@ -53,7 +53,8 @@ def the_opposite(experiment: Experiment) -> Result:
 def overfitted(result: Result) -> Result:
     """The same with a validation loss that rises from the middle of the run on."""
     progress = np.linspace(0, 1, len(result.evaluations["version"]))
-    return replace(result, evaluations=result.evaluations | {"loss": 0.1 + np.abs(progress - 0.5)})
+    risen = result.evaluations["loss"] + 2 * np.maximum(0, progress - 0.5)
+    return replace(result, evaluations=result.evaluations | {"loss": risen})
 
 
 def verdicts(claims: tuple[Claim, ...], make: Make, scale: Scale = FULL) -> dict[str, str | None]:
@@ -78,6 +79,18 @@ def test_a_training_loss_that_rises_too_is_an_unstable_run_rather_than_an_overfi
     verdict = claim("Momentum SGD starts").judge(measured("5", FULL, unstable))
     assert verdict is not None
     assert verdict.agrees is Agreement.PARTLY
+
+
+def test_a_loss_that_is_higher_at_first_agrees_partly() -> None:
+    def late(experiment: Experiment) -> Result:
+        result = as_claimed(experiment)
+        slow = result.curves["loss"] + 3.0 * (np.linspace(0, 1, len(result.curves["loss"])) < 0.2)
+        return replace(result, curves=result.curves | {"loss": slow}) if experiment.rule == "gem" else result
+
+    verdict = claim("GEM's training loss per data epoch").judge(measured("5", FULL, late))
+    assert verdict is not None
+    assert verdict.agrees is Agreement.PARTLY
+    assert "higher until epoch" in verdict.measured
 
 
 def test_adaptive_staleness_has_to_lie_between_with_each_number_of_workers() -> None:
