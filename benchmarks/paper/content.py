@@ -63,7 +63,7 @@ def many(measured: list[stats.Measured]) -> Content:
     (each,) = measured
     n = each.workers
     curves = [(run.evaluations["version"] / n, 100 * run.evaluations["accuracy"]) for run in each.results]
-    scores = _line(stats.over_seeds([pair for pair in curves if len(pair[0])]), _accuracy(each))
+    scores = _line(stats.over_seeds(curves), _accuracy(each))
     panels = {"loss": {count(n): _curve(each, "loss")}, "test accuracy": {count(n): scores}}
     return Content(f"Fig. 2: {n} workers under GEM, {each.experiment.steps} steps each", panels)
 

@@ -129,8 +129,7 @@ def smooth(values: Array, share: float = _SMOOTH) -> Array:
 
 def band(results: Sequence[Result], x: Axis, column: str) -> Band:
     """The smoothed column over the seeds, on a common grid; a seed whose run ended early counts as far as it went."""
-    curves = [(x(result), smooth(result.curves[column])) for result in results if column in result.curves]
-    return over_seeds([curve for curve in curves if len(curve[0])])
+    return over_seeds([(x(result), smooth(result.curves[column])) for result in results if column in result.curves])
 
 
 def training(results: Sequence[Result]) -> Band:
@@ -144,11 +143,12 @@ def validation(results: Sequence[Result]) -> Band:
     for result in results:
         experiment, versions = result.experiment, result.evaluations["version"]
         curves.append((versions * experiment.batch_size / TRAINING_SAMPLES[experiment.task], result.evaluations["loss"]))
-    return over_seeds([curve for curve in curves if len(curve[0])])
+    return over_seeds(curves)
 
 
 def over_seeds(curves: Sequence[tuple[Array, Array]]) -> Band:
-    """Mean, lowest and highest of curves (x ascending, y) on a common grid."""
+    """Mean, lowest and highest of curves (x ascending, y) on a common grid. A curve without points is left out."""
+    curves = [curve for curve in curves if len(curve[0])]
     if not curves:
         return Band(*(np.array([]) for _ in range(4)))
     grid = np.linspace(min(x[0] for x, _ in curves), max(x[-1] for x, _ in curves), _GRID)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from gem_server.core.timetable import LONGEST, MEMORY, Timetable
+from gem_server.core.moving_mean import LONGEST, MEMORY
+from gem_server.core.timetable import Timetable
 from kit.core import ONES, SMALL, apply, commit, header, make_core, send, start
 
 

@@ -113,7 +113,8 @@ def _evaluate(scenario: Scenario, server_seconds: float, trace: Trace, warm_up: 
     counted = slice(warm_up, None)
     seconds = max(float(trace.applied[-1] - trace.applied[warm_up - 1]), 1e-12)
     waits = (trace.started - trace.arrived)[counted]
-    rate, batches = len(waits) / seconds, scenario.setup.local_steps * shares(scenario)
+    rate = len(waits) / seconds
+    batches = scenario.setup.local_steps * shares(scenario)[trace.worker[counted]]  # whole ones in each commit
     return Outcome(
         workers=scenario.setup.workers,
         commits=len(waits),
@@ -129,7 +130,7 @@ def _evaluate(scenario: Scenario, server_seconds: float, trace: Trace, warm_up: 
         server_bytes=plan(scenario.setup, scenario.costs).server_bytes,
         groups=_groups(scenario, trace, warm_up, seconds),
         further=contribution(scenario, 1.0),
-        run_seconds=scenario.batches * seconds / float(batches[trace.worker[counted]].sum()),
+        run_seconds=scenario.batches * seconds / float(batches.sum()),
         settled=settled,
     )
 

@@ -135,10 +135,10 @@ def shares(scenario: Scenario) -> Column:
 
 def _gradients(setup: Setup, of: Times) -> float:
     """Gradients of whole batches a second of all workers, which take the times `of` for a whole batch."""
-    shares = _shares(setup, of)
-    rates = 1 / alone(replace(of, compute=shares * of.compute))
+    batches = _shares(setup, of)
+    rates = 1 / alone(replace(of, compute=batches * of.compute))
     full = max(1.0, bottleneck(of) * float(rates.sum()))
-    return setup.local_steps * float((shares * rates).sum()) / full
+    return setup.local_steps * float((batches * rates).sum()) / full
 
 
 def _shares(setup: Setup, whole: Times) -> Column:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MEMORY = 8  # of the newest steps their mean is about
-LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be a pause
+from gem_server.core.moving_mean import MEMORY, moved
+
 SERIES = 8  # steps in a row with the larger share that have to take little longer: at random times few do
 MOST = 0.4  # of the time that a larger share would take longer if all of a step were proportional to it
 LEAST = 1 / 16  # of all shares
@@ -35,9 +35,8 @@ class FixedCosts:
         """A step with the worker's own share has ended. Returns whether the worker should soon try a larger one again."""
         if share != self._share:
             self._share, self._count = share, 0
-        self._count, self._passed = min(self._count + 1, MEMORY), 0
-        counted = seconds if self._count == 1 else min(seconds, LONGEST * self._mean)
-        self._mean += (counted - self._mean) / self._count
+        self._count, self._passed = self._count + 1, 0
+        self._mean = seconds if self._count == 1 else moved(self._mean, seconds, max(MEMORY, 1 / self._count))
         self._age += 1
         forget = self._age >= FORGET and self.least > 0
         if forget:
@@ -55,5 +54,5 @@ class FixedCosts:
         if self._passed < SERIES:
             return self._passed
         self.least, self._age = share, 0
-        self._share, self._count, self._mean, self._passed = share, MEMORY, self._tries / SERIES, 0
+        self._share, self._count, self._mean, self._passed = share, SERIES, self._tries / SERIES, 0
         return SERIES

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gem_server.core.fixed_costs import SERIES, FixedCosts
+from gem_server.core.moving_mean import moved
 
-MEMORY = 1 / 8  # weight of the newest step in the moving mean of a worker's times
-LONGEST = 4.0  # times the mean: a longer step counts as that long, as it may be a pause
 TOLERANCE = 1.25  # what differs by no more than this factor is about as long
 PATIENCE = 8, 256  # steps between two in which a worker tries a larger batch: at first; at most, if that fails
 
@@ -74,11 +73,7 @@ class Timetable:
         if share == asked and steps.costs.usual(share, now - began):
             steps.since_trial, steps.patience = 0, PATIENCE[0]
         took, pace = (now - began) / share, steps.pace
-        if pace is None:
-            steps.pace = took
-        else:
-            longest = LONGEST * pace
-            steps.pace = pace + MEMORY * ((took if took < longest else longest) - pace)
+        steps.pace = took if pace is None else moved(pace, took)
         if self._fastest is not None and (pace == self._fastest or steps.pace < self._fastest):
             self._fastest = None
 
@@ -89,12 +84,12 @@ class Timetable:
         fastest, steps.since_trial = self.fastest, 0
         in_step = enough and fastest is not None and took <= TOLERANCE * fastest
         passed = steps.costs.tried(steps.share, took) if enough and not in_step else 0
-        if 0 < passed < SERIES or (passed and steps.share < 1):  # the next step tries it, too, or even more
-            steps.since_trial = PATIENCE[1]
         if fastest is not None and (in_step or passed == SERIES):
             steps.pace, self._fastest, steps.patience = max(fastest, took / steps.share), None, PATIENCE[0]
         elif not passed:
             steps.patience = min(2 * steps.patience, PATIENCE[1])
+        if passed and (passed < SERIES or steps.share < 1):  # the next step tries that share, too, or an even larger one
+            steps.since_trial = steps.patience
 
     def may_try(self, lease_id: str) -> bool:
         """Whether a worker with a small share should try a larger one in its next step. Its pace is that of a whole batch only
