@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ PAGE = ROOT / "docs/guides/without-pytorch.md"
 PRINTED_ADDRESS = "127.0.0.1:50051"
 X = np.linspace(-3, 3, 256, dtype=np.float32)[:, None]
 Y = np.sin(X)
+SEED = threading.Lock()  # Keras has one seed for the whole process: the models of two workers are made one after the other
 
 
 class Program(NamedTuple):
@@ -55,9 +57,10 @@ def flax() -> Program:
 def keras() -> Program:
     import keras
 
-    keras.utils.set_random_seed(0)
-    layers = [keras.Input((1,)), keras.layers.Dense(32, "tanh", name="first"), keras.layers.Dense(1, name="last")]
-    model = keras.Sequential(layers, name="sine")
+    with SEED:
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((1,)), keras.layers.Dense(32, "tanh", name="first"), keras.layers.Dense(1, name="last")]
+        model = keras.Sequential(layers, name="sine")
     model.compile(keras.optimizers.Adam(1e-2), "mse")
     return Program(
         model, lambda batch: model.train_on_batch(X[batch], Y[batch]), lambda: float(model.evaluate(X, Y, verbose=0))

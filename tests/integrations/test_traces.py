@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,6 +139,17 @@ def test_a_trace_context_that_is_not_valid_is_ignored(traceparent: str, spans: I
         opening = worker.header(traceparent=traceparent, tracestate=traceparent)
         assert worker.whole(opening, *worker.body()).answer(worker.size)[0].version == 1
     assert named(spans, "commit", "gem_server") == []
+
+
+def test_a_tracer_is_made_once_for_all_spans(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTelemetry changes the process's filters of warnings with each tracer that it makes, which no two threads may do."""
+    made = Mock(wraps=trace.get_tracer)
+    monkeypatch.setattr(trace, "get_tracer", made)
+    tracing._made.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: list(each_in_a_span("data", range(20))), range(4)))
+    assert len(named(spans, "data", "gem")) == 84  # a span for each item, and one for each end
+    made.assert_called_once_with("gem")
 
 
 class Collector(BaseHTTPRequestHandler):

@@ -96,7 +96,7 @@ class CommitSpan:
         if api is None:
             return UNTRACED
         attributes = {"gem.worker": worker, "gem.transport": transport}
-        span = api.get_tracer("gem_client").start_span("commit", kind=api.SpanKind.CLIENT, attributes=attributes)
+        span = tracing.tracer("gem_client").start_span("commit", kind=api.SpanKind.CLIENT, attributes=attributes)
         return cls(span) if span.is_recording() else UNTRACED
 
     def answered(self, answer: Answer) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from gem_api.process.logs import Logger
 from gem_api.process.printable import without_password
 
 T = TypeVar("T")
+_MAKING = threading.Lock()
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -51,10 +54,24 @@ def api() -> Any:
     return sys.modules.get("opentelemetry.trace")
 
 
+def tracer(name: str) -> Any:
+    """The tracer with this name, made once for the process, which must have loaded OpenTelemetry.
+
+    Each call of OpenTelemetry's own `get_tracer` changes the process's filters of warnings: while one thread makes a tracer,
+    another's warning may be an error.
+    """
+    with _MAKING:
+        return _made(name)
+
+
+@cache
+def _made(name: str) -> Any:
+    return api().get_tracer(name)
+
+
 def span(name: str) -> AbstractContextManager[Any]:
     """A span around a block, within the present one."""
-    loaded = api()
-    return loaded.get_tracer("gem").start_as_current_span(name) if loaded is not None else nullcontext()
+    return tracer("gem").start_as_current_span(name) if api() is not None else nullcontext()
 
 
 def each_in_a_span(name: str, items: Iterable[T]) -> Iterator[T]:

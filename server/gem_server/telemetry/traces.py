@@ -54,8 +54,7 @@ class Traces:
         def unix(at: float) -> int:
             return shift + int(at * 1e9)
 
-        api = tracing.api()
-        tracer = api.get_tracer("gem_server")
+        api, tracer = tracing.api(), tracing.tracer("gem_server")
         span = tracer.start_span("commit", context, api.SpanKind.SERVER, attributes, start_time=unix(times.began))
         inside = api.set_span_in_context(span)
         for name, began, ended in parts:
