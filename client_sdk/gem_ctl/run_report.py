@@ -127,7 +127,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         ("Workers", len(commits.names), "{:,.0f}"),
         ("Commits via", counts(run.commits_via) or None, "{}"),
         ("Staleness", _staleness(commits), "{}"),
-        ("Median π", commits.mean("pi_median"), "{:.3f}"),
+        ("Median π, mean", commits.mean("pi_median"), "{:.3f}"),
         ("Discarded", commits.discarded or None, "{:,.0f}"),
     )
     return [(name, template.format(value)) for name, value, template in figures if value is not None]

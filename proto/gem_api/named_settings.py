@@ -60,9 +60,10 @@ def unknown_setting(what: str, key: str, valid: Collection[str]) -> str:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """ " (did you mean X?)", for a word that is not among those known; empty if none is like it."""
-    found = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    """ " (did you mean X?)", for a word that is not among those known; empty if none is like it, in any case."""
+    by_lower_case = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(word.lower(), by_lower_case, n=1)
+    return f" (did you mean {by_lower_case[found[0]]}?)" if found else ""
 
 
 def _written(option: str, values: Mapping[str, Any]) -> str:

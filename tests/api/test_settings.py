@@ -67,6 +67,7 @@ def test_a_name_and_its_settings_set_hyper_parameters(option: str, value: Any, e
          "schedule cosine has no setting 'version' (did you mean versions?): its settings are warmup, warmup_factor"),
         ("schedule", "cosine:versions=1.5", "--schedule …:versions must be of type int, not '1.5'"),
         ("optimizer", "adamx", "unknown optimizer 'adamx' (did you mean adam?)"),
+        ("optimizer", "adamW2", "unknown optimizer 'adamW2' (did you mean adamw?)"),
     ],
     ids=str,
 )  # fmt: skip

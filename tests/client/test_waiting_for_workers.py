@@ -9,12 +9,16 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+from gem_api.hyperparameters import Hyperparameters
 from gem_client import LayoutMismatch, connect
+from gem_client.run import membership
 from gem_client.torch import Optimizer
 from kit.logs import captured
 from kit.model import in_background
 from kit.server import DEADLINE, config, serving, wait_until
 from torch import nn
+
+MODEL = {"w": np.ones(3)}
 
 
 def test_the_servers_log_says_who_was_refused_and_how_many_are_waited_for() -> None:
@@ -38,15 +42,34 @@ def test_the_servers_log_says_who_was_refused_and_how_many_are_waited_for() -> N
 
 
 def test_a_worker_that_waits_for_others_says_so_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = {"w": np.ones(3)}
     with serving(config(min_workers=2)) as live, connect(live.address, name="ann") as ann, connect(live.address) as bob:
-        ann.join(model)
+        ann.join(MODEL)
         asked, lease_shard = Counter[str](), ann._member.lease_shard
         monkeypatch.setattr(ann._member, "lease_shard", lambda *given: asked.update(["ann"]) or lease_shard(*given))
         batch = in_background(lambda: next(iter(ann.shards(1000))))
         wait_until(lambda: asked["ann"] >= 3, "the worker to ask three times")
-        bob.join(model)
+        bob.join(MODEL)
         assert batch.result(DEADLINE)
         assert next(iter(bob.shards(1000)))
     waited = [record.message for record in caplog.records if "waiting for" in record.message]
     assert [text.partition(" (")[0] for text in waited] == ["ann: waiting for 1 more workers: 1 of 2 are in the run"]
+
+
+def test_a_worker_that_waits_long_for_the_last_shards_says_once_who_holds_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "LONG_WAIT", 3)
+    settings = Hyperparameters(epochs=1, batch_size=4, shard_size=4)
+    with serving(config(settings)) as live, connect(live.address, name="ann") as ann, connect(live.address, name="bob") as bob:
+        ann.join(MODEL)
+        bob.join(MODEL)
+        shards = ann.shards(4)
+        next(iter(shards))
+        asked, lease_shard = Counter[str](), bob._member.lease_shard
+        monkeypatch.setattr(bob._member, "lease_shard", lambda *given: asked.update(["bob"]) or lease_shard(*given))
+        rest = in_background(lambda: list(bob.shards(4)))
+        wait_until(lambda: asked["bob"] >= 5, "the worker to ask five times")
+        ann.commit(np.zeros(3, np.float32))
+        assert list(shards) == rest.result(DEADLINE) == []
+    waited = [record.message for record in caplog.records if "waiting for" in record.message]
+    assert [text.partition(" to finish")[0] for text in waited] == ["bob: all shards are dealt: waiting for ann"]

@@ -82,7 +82,8 @@ class Shards:
         self._claimed = 0  # batches of commits whose result is not known yet
         self._got_on = True  # whether a batch was committed or skipped since the pass began
         self._passes = 0
-        self._told_of_whole_batches = self._told_of_waiting = False
+        self._told_of_whole_batches = False
+        self._waits = 0  # in a row, for a shard
         self._epoch: int | None = None  # no batches of later ones are handed out
         self._ahead: Future[LeasedShard] | None = None
         self._completing: Future[None] | None = None
@@ -390,13 +391,13 @@ class Shards:
             self.complete = True
             return False
         if response.HasField("shard"):
+            self._waits = 0
             self._hold(response.shard, generation)
         elif self._hand or self._claimed or self._held:
             return False  # the shards that the server waits for are this worker's own: let the caller commit them
         else:
-            if not self._told_of_waiting:
-                self._told_of_waiting = True
-                self._member.warn_of_missing_workers()
+            self._waits += 1
+            self._member.warn_of_wait(self._waits)
             time.sleep(response.wait_seconds)
         return True
 
