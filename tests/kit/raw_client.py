@@ -145,7 +145,8 @@ class Wire:
     def __init__(self, address: str, metadata: Metadata = (), credentials: grpc.ChannelCredentials | None = None) -> None:
         self.open_commits: Callable[[Worker], CommitStream] = lambda worker: self.stream("Commit")
         self._metadata = metadata
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        # Without the probe the server sends little more than is read: on a busy machine gRPC would take in all of a large θ.
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=options)
         else:
