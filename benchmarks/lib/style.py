@@ -82,12 +82,16 @@ def log_scale(axes: Axes, of: str = "y", base: float = 10) -> None:
 
 
 def legend(figure: Figure, *others: Artist, columns: int = 3) -> None:
-    """Names each line once, below the panels."""
+    """Names each line once, below the panels, in rows of at most `columns`, and no wider than the figure."""
     named: dict[str, Any] = {}
     for axes in figure.axes:
         named |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     named |= {str(each.get_label()): each for each in others}
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns)
+    for fewer in range(columns, 0, -1):
+        placed = figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=fewer)
+        if fewer == 1 or placed.get_window_extent().width <= figure.bbox.width:
+            return
+        placed.remove()
 
 
 def shades(count: int) -> list[str]:
