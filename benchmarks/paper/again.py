@@ -1,6 +1,6 @@
 """Makes one more run of each line of Figs. 1, 2 and 8, with today's code: `python -m benchmarks.paper.again`.
 
-It takes an hour and a half, and all runs of all figures twelve: whether the figures still hold after a change is seen sooner."""
+It takes an hour and a half, all runs of all figures twelve: whether the figures still hold after a change is seen sooner."""
 
 from __future__ import annotations
 
