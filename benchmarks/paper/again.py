@@ -59,8 +59,8 @@ def wanted(folder: Path, scale: Scale) -> Iterator[tuple[Experiment, float, floa
     """The first seed of each line, with the lowest and the highest final loss that the figure in `folder` has of the line."""
     for figure in REPEATED:
         panels = Content.load(folder / f"{figure}.json").panels
+        points = panels.get("final training loss")
         for group in FIGURES[figure](scale):
-            points = panels.get("final training loss")
             found = _end(panels["loss"], group.first) if points is None else _range(points, group.first, figure)
             yield group.first, *found
 

@@ -42,7 +42,10 @@ class Member:
         indices = [int(index) + shard.epoch * samples for index in self.ledger.indices(shard)]
         return pb.LeaseShardResponse(shard=pb.Shard(shard_id=shard.shard_id, indices=indices))
 
-    def warn_of_wait(self, waits: int) -> None:
+    def warn_of_missing_workers(self) -> None:
+        pass
+
+    def warn_of_last_shards(self) -> None:
         pass
 
     def complete_shard(self, lease_id: str, shard_id: int) -> None:

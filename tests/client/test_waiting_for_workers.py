@@ -11,7 +11,7 @@ import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import LayoutMismatch, connect
-from gem_client.run import membership
+from gem_client.run import shards as run_shards
 from gem_client.torch import Optimizer
 from kit.logs import captured
 from kit.model import in_background
@@ -58,7 +58,7 @@ def test_a_worker_that_waits_for_others_says_so_once(caplog: pytest.LogCaptureFi
 def test_a_worker_that_waits_long_for_the_last_shards_says_once_who_holds_them(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "LONG_WAIT", 3)
+    monkeypatch.setattr(run_shards, "LONG_WAIT", 3)
     settings = Hyperparameters(epochs=1, batch_size=4, shard_size=4)
     with serving(config(settings)) as live, connect(live.address, name="ann") as ann, connect(live.address, name="bob") as bob:
         ann.join(MODEL)

@@ -37,7 +37,6 @@ T = TypeVar("T")
 FINAL_POLL_SECONDS = 0.5
 # That saying goodbye may take: many workers that end at once keep a small server busy. One that is gone refuses at once.
 LEAVE_SECONDS = 30.0
-LONG_WAIT = 20  # requests for a shard, half a second apart
 
 
 class Membership:
@@ -163,20 +162,19 @@ class Membership:
                 self.name,
             )
 
-    def warn_of_wait(self, waits: int) -> None:
-        """Logs what a worker waits for that has asked for a shard this often in vain: at once, how many workers a run that has
-        not begun still waits for; after LONG_WAIT times, once, which workers hold the last shards. Asks the server."""
-        if waits not in (1, LONG_WAIT):
-            return
+    def warn_of_missing_workers(self) -> None:
+        """Logs how many workers a run still waits for that has not begun, if it waits for any. Asks the server."""
         status = self._status()
         if (count := status.worker_count) < (wanted := status.start.min_workers):
-            if waits == 1:
-                log.warning(
-                    "%s: waiting for %d more workers: %d of %d are in the run (gem-server --min-workers). If one does not "
-                    "come, look for `registration refused` in the server's log",
-                    self.name, wanted - count, count, wanted,
-                )  # fmt: skip
-        elif waits == LONG_WAIT and (holders := [worker.name for worker in status.workers if worker.shards]):
+            log.warning(
+                "%s: waiting for %d more workers: %d of %d are in the run (gem-server --min-workers). If one does not come, "
+                "look for `registration refused` in the server's log",
+                self.name, wanted - count, count, wanted,
+            )  # fmt: skip
+
+    def warn_of_last_shards(self) -> None:
+        """Logs which workers hold shards, if any do: there is no other one. Asks the server."""
+        if holders := [worker.name for worker in self._status().workers if worker.shards]:
             log.warning(
                 "%s: all shards are dealt: waiting for %s to finish the last ones. If one dies, others get its shards",
                 self.name, ", ".join(holders[:3]) + (f" and {len(holders) - 3} more" if len(holders) > 3 else ""),

@@ -24,6 +24,7 @@ from gem_client.transport.side_thread import SideThread
 log = logging.getLogger("gem_client")
 
 IDLE_SECONDS = 0.5  # pause between two passes if nothing was committed: the same batches may come again at once
+LONG_WAIT = 20  # requests for a shard in a row, half a second apart, after which a worker says whom it waits for
 MAX_UNREPORTED = 100  # finished shards that a worker has not reported yet; the server lets it hold 1,000
 
 
@@ -397,7 +398,10 @@ class Shards:
             return False  # the shards that the server waits for are this worker's own: let the caller commit them
         else:
             self._waits += 1
-            self._member.warn_of_wait(self._waits)
+            if self._waits == 1:
+                self._member.warn_of_missing_workers()
+            elif self._waits == LONG_WAIT:
+                self._member.warn_of_last_shards()
             time.sleep(response.wait_seconds)
         return True
 
