@@ -73,6 +73,13 @@ def begun(core: Core, now: float) -> bool:
     return not isinstance(core.lease_shard(next(iter(core.leases.live)), 1000, now), NoShard)
 
 
+@pytest.mark.parametrize("now", [0.1, 32_400.3, 130_900.7])
+def test_the_times_that_are_left_are_exact_however_long_the_machine_has_run(now: float) -> None:
+    waited = Awaited(min_workers=1, seconds=QUIET, at_most=LATEST_SECONDS)
+    assert gathering([]).awaited(now) == waited
+    assert gathering([now]).awaited(now) == waited
+
+
 def test_the_first_shard_is_handed_out_once_nobody_has_joined_for_some_seconds() -> None:
     core = gathering([0.0, 10.0, 20.0])
     assert core.awaited(22.0) == Awaited(min_workers=1, seconds=13.0, at_most=578.0)

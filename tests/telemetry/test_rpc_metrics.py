@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from gem_server.intake.commit_exchange import CommitExchange
 from gem_server.lane.connection import Connection
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.telemetry.rpc_metrics import CANCELLED, INTERNAL
+from kit.model import in_background
 from kit.raw_client import chunks, wired
 from kit.regions import LARGE, linux_only
-from kit.server import Live, wait_until
+from kit.server import DEADLINE, Live, wait_until
 from kit.ways import FAILED, all_ways, read_by_the_server, running, through_sockets
 
 PAUSE, REAL = 30.0, 15.0  # seconds by which a test moves the clock, and less than which everything else takes
@@ -162,8 +164,9 @@ def test_a_gradient_is_on_the_network_from_its_turn_to_its_last_byte(way: str, m
         wait_until(lambda: live.on_loop(lambda: len(live.server.wiring.uploads._waiting)), "bob to wait")
         live.clock.ahead += PAUSE
         begun.send(*rest)
-        for stream in (begun, waiting):
-            stream.answer(LARGE.size)
+        reading = [in_background(partial(stream.answer, LARGE.size)) for stream in (begun, waiting)]  # whose θ is first?
+        for answer in reading:
+            answer.result(DEADLINE)
         for name in ("gem_commit_wire_seconds", "gem_commit_turn_wait_seconds"):
             wait_until(lambda: seconds(live, name, "up")[0] == 2, "both to be counted")  # noqa: B023
             total = seconds(live, name, "up")[1]

@@ -47,10 +47,12 @@ class Gathering:
         """The workers that the run waits for if it has `workers` workers; None once it has begun. It begins if there is nothing
         to wait for."""
         self._looked = now if workers else self._looked
-        quiet = self._last_joined + self.quiet_seconds if self._most else now + self.quiet_seconds
-        latest = self._first_joined + LATEST_SECONDS if self._most else now + LATEST_SECONDS
-        seconds = max(0.0, min(quiet, latest) - now)
+        # Durations, not moments: those, taken from each other, would be off by what a large clock's last digit is worth.
+        quiet, latest = self.quiet_seconds, LATEST_SECONDS
+        if self._most:
+            quiet, latest = quiet - (now - self._last_joined), latest - (now - self._first_joined)
+        seconds = max(0.0, min(quiet, latest))
         self.begun = self.begun or (workers >= self.min_workers and not seconds)
         if self.begun:
             return None
-        return Awaited(self.min_workers, seconds, max(0.0, latest - now) if self.quiet_seconds else 0.0)
+        return Awaited(self.min_workers, seconds, max(0.0, latest) if self.quiet_seconds else 0.0)
