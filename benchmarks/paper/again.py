@@ -21,7 +21,7 @@ from benchmarks.paper.content import RULE_NAMES, Columns, Content
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.runner import make
-from benchmarks.paper.statistics import final
+from benchmarks.paper.statistics import at_the_end, final
 
 FOLDER = Path("docs/results/paper")
 REPEATED = ("8", "1", "2")  # the simulated figure comes first, the longest run last
@@ -68,8 +68,7 @@ def wanted(folder: Path, scale: Scale) -> Iterator[tuple[Experiment, float, floa
 def _end(lines: dict[str, Columns], experiment: Experiment) -> tuple[float, float]:
     """The mean of a curve's band over its last tenth: each final loss of its runs lies within."""
     line = lines[count(experiment.workers)]
-    tenth = len(line["x"]) // 10
-    return fmean(line["low"][-tenth:]), fmean(line["high"][-tenth:])
+    return fmean(at_the_end(line["low"])), fmean(at_the_end(line["high"]))
 
 
 def _range(lines: dict[str, Columns], experiment: Experiment, figure: str) -> tuple[float, float]:

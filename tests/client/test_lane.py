@@ -59,7 +59,10 @@ def nothing_left_open(live: Live) -> Iterator[None]:
         live.on_loop(live.server.wiring.lane.regions.take_back)  # the server itself does so once a second
         return left_open() <= before
 
-    wait_until(closed, "all sockets and all memory of the block to be closed")
+    try:
+        wait_until(closed, "all sockets and all memory of the block to be closed")
+    except AssertionError as late:
+        raise AssertionError(f"{late}; open: {left_open() - before}") from None
 
 
 # -- what is left behind
