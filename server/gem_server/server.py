@@ -176,6 +176,7 @@ class Server:
         except BaseException:
             await self._close()
             raise
+        self.core.leases.begin(self.wiring.intake.clock())
         self._applying = start_chore("apply", self.wiring.apply_loop.run, self._logger)
         self._chores = [start_chore(name, chore, self._logger) for name, chore in self._new_chores()]
         if self.wiring.group_commit:

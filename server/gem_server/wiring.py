@@ -79,7 +79,6 @@ class Wiring:
 
         self.core, last_record, self.outdated, written = make_core(config, clock, logger)
         core = self.core
-        core.leases.extend_after_suspension(clock())  # restored leases do not expire because this start takes long
         core.rule.use_threads(Threads(config.apply_threads))
 
         calls = Calls(core.leases.owner)

@@ -14,7 +14,7 @@ from pathlib import Path
 from kit.server import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "srun")
-PATIENCE = 120.0  # seconds that anything may take on a busy machine
+PATIENCE = 300.0  # seconds that anything may take on a busy machine
 # Requeued tasks may start again after `cred_expire` seconds; Slurm's own default is two minutes.
 CONFIG = """
 ClusterName=gemtest

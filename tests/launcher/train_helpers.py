@@ -19,7 +19,7 @@ from gem_client import Admin, GemError
 from kit.process import environment
 from kit.server import wait_until
 
-PATIENCE = 180.0  # seconds that a whole cluster may take to get anywhere on a busy machine
+PATIENCE = 600.0  # seconds that a whole cluster may take to get anywhere on a busy machine
 TRAINING_SAMPLES = 1438  # of the digits
 SHARDS = 6  # of 256 samples, per epoch
 # As a script starts a command that ends in "&": with SIGINT ignored.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -11,6 +14,8 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
+from gem_server import server
+from gem_server.durability import recovery
 from kit.raw_client import (
     SMALL,
     Stream,
@@ -24,7 +29,7 @@ from kit.raw_client import (
     wired,
 )
 from kit.regions import memory_bytes
-from kit.server import Live, config, serving, wait_until
+from kit.server import Clock, Live, config, serving, wait_until
 from kit.ways import all_ways, through_sockets
 
 P = SMALL.size
@@ -94,6 +99,27 @@ def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanw
     assert worker.commit()[0].version == 1
     pass_time(live)  # its worker is silent now, though the server runs
     assert dict(wire.status().leases_ended) == {"expired": 1}
+
+
+def test_a_lease_lives_its_whole_time_from_the_end_of_a_slow_restart_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long log is read, or a compiler waits for a busy machine."""
+    with serving(config(checkpoint_dir=tmp_path / "run", durability="log")) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        worker.commit()
+        shutil.copytree(tmp_path / "run", tmp_path / "crashed")
+    taken: list[float] = []
+    monkeypatch.setattr(Clock, "__call__", lambda clock: time.monotonic() + clock.ahead + sum(taken))
+    for module, name, leases in ((recovery, "replay", 10.0), (server, "warm_up", 0.4)):
+        seconds, slow = leases * live.config.lease_seconds, getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, slow=slow, seconds=seconds: (taken.append(seconds), slow(*given))[1])
+    with serving(config(checkpoint_dir=tmp_path / "crashed", durability="log", resume=True)) as live, wired(live) as wire:
+        assert len(taken) == 2
+        live.clock.advance(0.9 * live.config.lease_seconds)
+        live.on_loop(live.server.wiring.training.expire_leases)
+        worker.wire = wire
+        assert worker.commit()[0].version == 2
 
 
 @through_sockets

@@ -243,6 +243,12 @@ class LeaseTable:
         idle = [lease for lease in self.live.values() if lease.queued is None and not busy(lease.lease_id)]
         return [lease for lease in idle if self.pace.stalled(lease.lease_id, now)]
 
+    def begin(self, now: float) -> None:
+        """Gives each restored lease its whole time, however long the start took. Call it once workers can reach the server."""
+        self._looked_at = now
+        for lease in self.live.values():
+            lease.expires_at = now + self.duration
+
     def extend_after_suspension(self, now: float) -> float:
         """Extends the leases by a long gap since the last call. Call it often, and before `expired`.
 

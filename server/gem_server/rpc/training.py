@@ -244,7 +244,7 @@ class TrainingServicer:
         now = self._clock()
         if stood_still := self._core.leases.extend_after_suspension(now):
             self._intake.logger.warning(
-                "the server was suspended or slow to start; all leases are extended", seconds=round(stood_still, 1),
+                "the server was suspended; all leases are extended", seconds=round(stood_still, 1),
                 workers=len(self._core.leases.live),
             )  # fmt: skip
         for ended in self._core.expire(now, self._intake.calls.exchanging):
