@@ -1,6 +1,6 @@
-"""Makes one more run of each line of Figs. 1, 2 and 8, with today's code: `python -m benchmarks.paper.again`.
+"""Makes one more run of each line of Figs. 1 and 2, with today's code: `python -m benchmarks.paper.again`.
 
-It takes an hour and a half, all runs of all figures twelve: whether the figures still hold after a change is seen sooner."""
+It takes an hour, all runs of all figures twelve: whether the figures still hold after a change is seen sooner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.paper.runner import make
 from benchmarks.paper.statistics import at_the_end, final
 
 FOLDER = Path("docs/results/paper")
-REPEATED = ("8", "1", "2")  # the simulated figure comes first, the longest run last
+REPEATED = ("1", "2")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def wanted(folder: Path, scale: Scale) -> Iterator[tuple[Experiment, float, floa
         panels = Content.load(folder / f"{figure}.json").panels
         points = panels.get("final training loss")
         for group in FIGURES[figure](scale):
-            found = _end(panels["loss"], group.first) if points is None else _range(points, group.first, figure)
+            found = _end(panels["loss"], group.first) if points is None else _range(points, group.first)
             yield group.first, *found
 
 
@@ -71,10 +71,9 @@ def _end(lines: dict[str, Columns], experiment: Experiment) -> tuple[float, floa
     return fmean(at_the_end(line["low"])), fmean(at_the_end(line["high"]))
 
 
-def _range(lines: dict[str, Columns], experiment: Experiment, figure: str) -> tuple[float, float]:
-    by_rule = figure == "1"
-    line = lines[RULE_NAMES[experiment.rule] if by_rule else count(experiment.workers)]
-    at = line["x"].index(experiment.workers if by_rule else experiment.kappa)
+def _range(lines: dict[str, Columns], experiment: Experiment) -> tuple[float, float]:
+    line = lines[RULE_NAMES[experiment.rule]]
+    at = line["x"].index(experiment.workers)
     return line["low"][at], line["high"][at]
 
 
