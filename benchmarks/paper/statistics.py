@@ -174,15 +174,10 @@ def columns(x: Sequence[float], values: Sequence[Spread], scale: float = 1.0) ->
     return {"x": np.array(x, float), **rows}
 
 
-def at_the_end(values: Array) -> Array:
-    """The values of the last tenth of a run."""
-    return values[-max(1, int(_FINAL * len(values))) :]
-
-
 def final(result: Result, column: str = "loss") -> float:
     """The mean over the last tenth of the run; NaN where it has no numbers, or where the run diverged."""
     values = result.curves.get(column, np.array([]))
-    last = at_the_end(values)
+    last = values[-max(1, int(_FINAL * len(values))) :]
     known = last[np.isfinite(last)]
     return float(known.mean()) if len(known) and result.outcome != "diverged" else math.nan
 

@@ -34,7 +34,6 @@ from benchmarks.finals.page import (
 from benchmarks.finals.runs import Run, limit_of, settings_of, stored, take_policy
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.paper import page as paper
-from benchmarks.paper.again import again
 from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.unequal_data import __main__ as unequal_data
 from benchmarks.unequal_data import runs as unequal_runs
@@ -229,15 +228,6 @@ def test_a_page_of_results_is_drawn_from_what_is_stored(study: Any, tmp_path: Pa
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **settings: Path(path).touch())
     page = study.draw(tmp_path)
     assert page.read_text(encoding="utf-8") == (study.RESULTS / page.name).read_text(encoding="utf-8")
-
-
-def test_the_papers_page_says_what_runs_of_todays_code_gave() -> None:
-    found = list(again(RESULTS / "paper").values())
-    lowest = min(each.loss / each.low - 1 for each in found)
-    assert all(each.loss <= each.high for each in found)
-    within = f"{sum(each.within for each in found)} of {len(found)} end in the range"
-    text = (RESULTS / "paper/README.md").read_text(encoding="utf-8")
-    assert f"{within} of those shown, the others up to {-100 * lowest:.0f} % lower" in text
 
 
 def test_the_papers_page_keeps_each_claim_with_its_verdict(tmp_path: Path) -> None:
