@@ -116,7 +116,7 @@ def test_a_lease_lives_its_whole_time_from_the_end_of_a_slow_restart_on(
         monkeypatch.setattr(module, name, lambda *given, slow=slow, seconds=seconds: (taken.append(seconds), slow(*given))[1])
     with serving(config(checkpoint_dir=tmp_path / "crashed", durability="log", resume=True)) as live, wired(live) as wire:
         assert len(taken) == 2
-        live.clock.advance(0.9 * live.config.lease_seconds)
+        live.clock.advance(0.7 * live.config.lease_seconds)
         live.on_loop(live.server.wiring.training.expire_leases)
         worker.wire = wire
         assert worker.commit()[0].version == 2
