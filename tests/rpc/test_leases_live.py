@@ -7,6 +7,8 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import grpc
 import numpy as np
@@ -111,9 +113,18 @@ def test_a_lease_lives_its_whole_time_from_the_end_of_a_slow_restart_on(
         shutil.copytree(tmp_path / "run", tmp_path / "crashed")
     taken: list[float] = []
     monkeypatch.setattr(Clock, "__call__", lambda clock: time.monotonic() + clock.ahead + sum(taken))
-    for module, name, leases in ((recovery, "replay", 10.0), (server, "warm_up", 0.4)):
-        seconds, slow = leases * live.config.lease_seconds, getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, slow=slow, seconds=seconds: (taken.append(seconds), slow(*given))[1])
+
+    def slow_down(module: ModuleType, name: str, leases: float) -> None:
+        work = getattr(module, name)
+
+        def slow(*given: Any) -> Any:
+            taken.append(leases * live.config.lease_seconds)
+            return work(*given)
+
+        monkeypatch.setattr(module, name, slow)
+
+    slow_down(recovery, "replay", 10.0)
+    slow_down(server, "warm_up", 0.4)
     with serving(config(checkpoint_dir=tmp_path / "crashed", durability="log", resume=True)) as live, wired(live) as wire:
         assert len(taken) == 2
         live.clock.advance(0.7 * live.config.lease_seconds)

@@ -164,7 +164,8 @@ def test_a_gradient_is_on_the_network_from_its_turn_to_its_last_byte(way: str, m
         wait_until(lambda: live.on_loop(lambda: len(live.server.wiring.uploads._waiting)), "bob to wait")
         live.clock.ahead += PAUSE
         begun.send(*rest)
-        reading = [in_background(partial(stream.answer, LARGE.size)) for stream in (begun, waiting)]  # whose θ is first?
+        # At the same time: either's θ may come first, and the other one's waits until it is read.
+        reading = [in_background(partial(stream.answer, LARGE.size)) for stream in (begun, waiting)]
         for answer in reading:
             answer.result(DEADLINE)
         for name in ("gem_commit_wire_seconds", "gem_commit_turn_wait_seconds"):

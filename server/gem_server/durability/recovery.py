@@ -73,7 +73,7 @@ def recover(
     Args:
         directory: The folder.
         new_core: Makes an empty core, given the run's id and its hyperparameters.
-        now: When the leases begin to run again.
+        now: The time at which leases are restored. They run from when the server serves (`LeaseTable.begin`).
         refuse: Called for each damaged checkpoint; an older one and the log since then replace it.
         logged: Whether this start keeps a log.
         random: Returns a number below 2³¹ for new shard ids, unless the log records every shard. A start without a log
@@ -175,7 +175,7 @@ def replay(
         checkpoints: The run's folder.
         state: The checkpoint's.
         core: The core that it was restored to.
-        now: When the leases begin to run.
+        now: The time at which leases are restored.
         until: The version to stop at; the newest, by default.
 
     Returns:
